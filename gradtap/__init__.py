@@ -1,0 +1,77 @@
+"""gradtap: every full gradient of a sharded training run, kept in Zarr, readable while training runs.
+
+    capture -> plan -> encode -> store -> read -> query -> serve
+
+Each word is a folder. `attach` starts the writing half in a training loop; `open` is the reading half and needs
+no torch. Both load on first use, so importing gradtap is cheap. Names not listed in `__all__` are private.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gradtap.errors import (
+    AttachError,
+    CaptureError,
+    DamagedError,
+    FormatVersionError,
+    GradtapError,
+    IncompleteError,
+    LockedError,
+    MissingExtraError,
+    NotARunError,
+    NotFoundError,
+    OtherModelError,
+    ParamNotFoundError,
+    RendezvousError,
+    SelectionError,
+    StepNotFoundError,
+    StoreError,
+    UnsupportedError,
+    UsageError,
+)
+from gradtap.version import __version__
+
+if TYPE_CHECKING:
+    from gradtap.read import open
+    from gradtap.tap import attach
+
+__all__ = [
+    "AttachError",
+    "CaptureError",
+    "DamagedError",
+    "FormatVersionError",
+    "GradtapError",
+    "IncompleteError",
+    "LockedError",
+    "MissingExtraError",
+    "NotARunError",
+    "NotFoundError",
+    "OtherModelError",
+    "ParamNotFoundError",
+    "RendezvousError",
+    "SelectionError",
+    "StepNotFoundError",
+    "StoreError",
+    "UnsupportedError",
+    "UsageError",
+    "__version__",
+    "attach",
+    "open",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "attach":
+        from gradtap.tap import attach
+
+        return attach
+    if name == "open":
+        from gradtap.read import open
+
+        return open
+    raise AttributeError(f"module 'gradtap' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,296 @@
+"""Plain torch and DDP: reads `param.grad` when the innermost torch optimizer is about to step, before clipping.
+
+Clipping through Accelerate is intercepted. Clipping that escapes is seen by the gradient's version counter, and
+labelled. What is refused is in `torch_checks`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradtap import flags
+from gradtap.capture.clipping import ClipWatch
+from gradtap.capture.names import NamedParam, dtype_name, named_params
+from gradtap.capture.patches import PatchSet, check_free, claim, release
+from gradtap.capture.scale import split_scale, window_factor
+from gradtap.capture.source import BoundaryListener
+from gradtap.capture.torch_checks import check_model, check_optimizer, ddp_of
+from gradtap.capture.touched import TouchTracker
+from gradtap.capture.versions import GradVersions
+from gradtap.errors import AttachError, UnsupportedError
+from gradtap.types import EngineFacts, LocalGrad, Ownership, ParamSpec, StepFacts, StepOutcome, StepState
+
+
+class TorchSource:
+    """`GradSource` of a model and its torch optimizer, through Accelerate where an accelerator is given.
+
+    Raises `UnsupportedError` for what `torch_checks` refuses, `AttachError` for nothing to record.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, accelerator: Any = None) -> None:
+        self._named = named_params(model)
+        check_model(model, self._named)
+        check_optimizer(optimizer)
+        check_free(optimizer)
+        self._optimizer, self._accelerator = optimizer, accelerator
+        optimized = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        self.params = tuple(_spec(named, optimized) for named in self._named)
+        self._check_shared(optimized)
+        self._ranks = _ranks(model)
+        self.ownership = tuple(
+            Ownership(kind="replicated", ranks=self._ranks) if spec.stored else None for spec in self.params
+        )
+        self._stored = tuple(index for index, spec in enumerate(self.params) if spec.stored)
+        self.facts = self._describe(model)
+        self._patches = PatchSet()
+        self._tracker = TouchTracker([named.param for named in self._named])
+        self._versions = GradVersions([self._named[index].param for index in self._stored])
+        self._clip = ClipWatch([self._named[index].param for index in self._stored])
+        self._ended_clip = self._clip.facts()
+        self._listener: BoundaryListener | None = None
+        self._depth = 0
+        self._captured = self._begun = self._in_closure = False
+        self._made: int | None = None
+        self._found_inf: Any = None
+        self._state: StepState = "unknown"
+
+    def install(self, listener: BoundaryListener) -> None:
+        """Hook the optimizer and the parameters; patch the accelerator's `backward` and clipping where there is one."""
+        claim(self._optimizer)
+        self._listener = listener
+        self._tracker.on_begin = self._backward_begins
+        self._tracker.on_end = self._versions.record
+        self._tracker.install(self._patches)
+        self._patches.hook(self._optimizer.register_step_pre_hook(self._pre_step))
+        self._patches.hook(self._optimizer.register_step_post_hook(self._post_step))
+        if self._accelerator is not None:
+            self._patches.wrap(self._accelerator, "backward", self._make_backward)
+            self._patches.wrap(self._accelerator, "clip_grad_norm_", self._make_clip_norm)
+            self._patches.wrap(self._accelerator, "clip_grad_value_", self._make_clip_value)
+
+    def remove(self) -> None:
+        """Take hooks and patches away."""
+        self._patches.remove()
+        release(self._optimizer)
+
+    @property
+    def window_open(self) -> bool:
+        """Whether a backward has begun since the last update."""
+        return self._tracker.open
+
+    def next_step(self) -> int | None:
+        """From the optimizer's own count (Adam and its like) at the first boundary, then counted; None without one."""
+        made = self._made if self._begun else _steps_made(self._optimizer)
+        return None if made is None else made + 1
+
+    def gradients(self) -> list[LocalGrad]:
+        """A whole row-major view of each stored parameter's gradient; None where there is no gradient."""
+        found, lost = [], 0
+        for index in self._stored:
+            grad = self._named[index].param.grad
+            if grad is not None and grad.layout != torch.strided:
+                raise UnsupportedError(
+                    f"the gradient of {self.params[index].name} is sparse; only dense gradients are supported"
+                )
+            lost += grad is None and bool(self._tracker.touched[index] >= 0)
+            # A gradient in another memory layout (channels_last) is copied to row-major order here.
+            values = None if grad is None else grad.detach().reshape(-1)
+            found.append(LocalGrad(param=index, start=0, stop=self.params[index].numel, tensor=values))
+        if lost and all(grad.tensor is None for grad in found):
+            raise UnsupportedError(
+                f"backward reached {lost} parameters, but none has a gradient at the optimizer's step: an optimizer "
+                "inside backward, or a zero_grad between backward and step, took them"
+            )
+        return found
+
+    def step_facts(self, step: int) -> StepFacts:
+        """Facts of the step under way."""
+        tracker, loop = self._tracker, self._loop_accumulation()
+        scale = self._gradient_scale()
+        k, rest = split_scale(scale)
+        # Only the accelerator's own backward divides the loss.
+        divisor = float(loop) if tracker.announced else 1.0
+        return StepFacts(
+            step=step,
+            time=time.time(),
+            k=k,
+            factor=rest * window_factor(divisor, tracker.micro_seen),
+            loss_scale=scale,
+            micro_seen=tracker.micro_seen,
+            accum_engine=loop,
+            accum_loop=loop,
+            divisor=divisor,
+            clip_limit=self._clip.limit,
+            learning_rates=tuple(float(group.get("lr", math.nan)) for group in self._optimizer.param_groups),
+            touched=tracker.touched.copy(),
+            flags=self._flags(),
+        )
+
+    def outcome(self) -> StepOutcome:
+        """State of the last step, norm and coefficient of an intercepted clip; reading them may wait for a device."""
+        norm, coefficient = self._ended_clip
+        if self._found_inf is not None and float(self._found_inf) > 0:
+            return StepOutcome(state="skipped-overflow")
+        return StepOutcome(
+            state=self._state,
+            norm_engine=math.nan if norm is None else float(norm),
+            clip_coef=math.nan if coefficient is None else coefficient(),
+        )
+
+    def _boundary(self) -> None:
+        if self._captured or self._listener is None:
+            return
+        if not self._begun:
+            self._made, self._begun = _steps_made(self._optimizer), True
+        self._captured = True
+        self._listener.before_step()
+
+    def _end(self, state: StepState, found_inf: Any = None) -> None:
+        self._state, self._captured, self._found_inf = state, False, found_inf
+        self._ended_clip = self._clip.facts()
+        if self._made is not None:
+            self._made += 1
+        if self._listener is not None:
+            self._listener.after_step()
+        self._tracker.reset()
+        self._versions.reset()
+        self._clip.reset()
+
+    def _backward_begins(self) -> None:
+        if self._in_closure:
+            return
+        self._depth = 0
+        if self._captured:
+            # Clipped, captured, and then never stepped: an update that the loop skipped. It counts as a step.
+            self._end("unknown")
+
+    def _pre_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        self._depth += 1
+        # A subclass whose step calls its parent's comes here twice for one step.
+        if self._depth > 1:
+            return None
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is not None:
+            return (args[0],), {**kwargs, "closure": self._after_first(closure)}
+        self._boundary()
+        return None
+
+    def _post_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._depth = max(0, self._depth - 1)
+        if self._depth == 0 and self._captured:
+            self._end("applied", getattr(optimizer, "found_inf", None))
+
+    def _after_first(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def evaluate() -> Any:
+            self._in_closure = True
+            try:
+                result = closure()
+            finally:
+                self._in_closure = False
+            self._boundary()
+            return result
+
+        return evaluate
+
+    def _make_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            self._tracker.begin()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._tracker.end()
+
+        return backward
+
+    def _make_clip_norm(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
+            held = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            self._clip.begin(held, float(max_norm), float(norm_type))
+            self._before_clip()
+            norm = original(held, max_norm, norm_type=norm_type)
+            self._clip.end(norm)
+            return norm
+
+        return clip_grad_norm_
+
+    def _make_clip_value(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def clip_grad_value_(*args: Any, **kwargs: Any) -> Any:
+            self._clip.by_value()
+            self._before_clip()
+            return original(*args, **kwargs)
+
+        return clip_grad_value_
+
+    def _before_clip(self) -> None:
+        if self._accelerator.sync_gradients:
+            self._boundary()
+        else:
+            # Clipped in the middle of a window: the sum that follows holds a clipped part.
+            self._versions.disturbed = True
+
+    def _flags(self) -> int:
+        found = self._versions.flags()
+        if any(self._tracker.touched[index] < 0 for index in self._stored):
+            found |= flags.UNTOUCHED
+        return found
+
+    def _gradient_scale(self) -> float:
+        # Set during the call by a GradScaler that leaves unscaling to a fused optimizer.
+        scale = getattr(self._optimizer, "grad_scale", None)
+        return 1.0 if scale is None else float(scale)
+
+    def _loop_accumulation(self) -> int:
+        return 1 if self._accelerator is None else int(self._accelerator.gradient_accumulation_steps)
+
+    def _check_shared(self, optimized: set[int]) -> None:
+        if any(spec.stored for spec in self.params):
+            return
+        if optimized and not optimized & {id(named.param) for named in self._named}:
+            raise AttachError(
+                "the optimizer holds none of this model's parameters; give the model and the optimizer that trains it"
+            )
+        raise AttachError("no parameter of the model is trained by the optimizer: there is no gradient to record")
+
+    def _describe(self, model: torch.nn.Module) -> EngineFacts:
+        many = dist.is_available() and dist.is_initialized()
+        return EngineFacts(
+            name="torch" if ddp_of(model) is None else "ddp",
+            rank=dist.get_rank() if many else 0,
+            world=dist.get_world_size() if many else 1,
+            groups=len(self._optimizer.param_groups),
+            settings={
+                "through": "native" if self._accelerator is None else "accelerate",
+                "optimizer": type(self._optimizer).__name__,
+                "gradient_accumulation_steps": self._loop_accumulation(),
+            },
+        )
+
+
+def _spec(named: NamedParam, optimized: set[int]) -> ParamSpec:
+    param = named.param
+    trained = id(param) in optimized
+    return ParamSpec(
+        name=named.name,
+        shape=tuple(param.shape),
+        dtype=dtype_name(param.dtype),
+        status="frozen" if not param.requires_grad else "captured" if trained else "unoptimized",
+        aliases=named.aliases,
+    )
+
+
+def _ranks(model: torch.nn.Module) -> tuple[int, ...]:
+    ddp = ddp_of(model)
+    if ddp is None:
+        return (dist.get_rank(),) if dist.is_available() and dist.is_initialized() else (0,)
+    return tuple(dist.get_process_group_ranks(ddp.process_group))
+
+
+def _steps_made(optimizer: torch.optim.Optimizer) -> int | None:
+    counts = [state["step"] for state in optimizer.state.values() if isinstance(state, dict) and "step" in state]
+    return max((int(count) for count in counts), default=None)

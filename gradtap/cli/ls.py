@@ -1,0 +1,114 @@
+"""`gradtap ls`: the parameters of a run, in model order."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gradtap.cli.arguments import Store
+from gradtap.cli.output import Answer, Csv, Json, Jsonl, emit, form_of, number, shape_text, table
+from gradtap.errors import ParamNotFoundError, nearest
+
+if TYPE_CHECKING:
+    from gradtap.read import Run
+    from gradtap.types import ParamSpec
+
+
+def ls(
+    store: Store,
+    pattern: Annotated[
+        str, typer.Argument(metavar="[PATTERN]", help="Part of a name, or a pattern with * and ?.")
+    ] = "",
+    *,
+    step: Annotated[int | None, typer.Option(help="Step of the norms; the last if not given.")] = None,
+    as_json: Json = False,
+    as_jsonl: Jsonl = False,
+    as_csv: Csv = False,
+) -> None:
+    """List parameters: name, shape, dtype, arrays, chunk, last norm, status."""
+    form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=as_csv)
+    from gradtap.read import open
+
+    run = open(store)
+    at, rows = parameter_rows(run, pattern, step)
+    title = f"norms of step {at}" if at is not None else "no complete step yet"
+    facts = {"store": store, "step": at}
+    emit(Answer(verb="ls", facts=facts, rows=rows, rows_name="parameters", pictures=[_picture(rows, title)]), form)
+
+
+def matching(run: Run, pattern: str) -> list[ParamSpec]:
+    """Parameters whose name holds the pattern, or matches it whole where it has wildcards; model order.
+
+    Raises `ParamNotFoundError` when there is none, with near names.
+    """
+    wild = any(sign in pattern for sign in "*?[")
+    found = [p for p in run.params if (fnmatch.fnmatchcase(p.name, pattern) if wild else pattern in p.name)]
+    if not found:
+        near = nearest(pattern, [p.name for p in run.params])
+        raise ParamNotFoundError(f"no parameter of {run.path} matches {pattern!r}{near or '; `gradtap ls` lists all'}")
+    return found
+
+
+def parameter_rows(run: Run, pattern: str, step: int | None) -> tuple[int | None, list[dict[str, Any]]]:
+    """The step of the norms (None for a run without steps), and one row for each matching parameter.
+
+    `arrays` counts the Zarr arrays of a parameter (0: not stored, more than 1: cut between owners); `chunk` is
+    the shape of one inner chunk without the capture axis. Raises `ParamNotFoundError` and `StepNotFoundError`.
+    """
+    from gradtap.plan.chunks import param_arrays
+
+    found = matching(run, pattern)
+    steps = run.steps
+    at = step if step is not None else int(steps[-1]) if len(steps) else None
+    norms = _norms(run, found, at)
+    plan, places = run.plan, {p.name: i for i, p in enumerate(run.plan.params)}
+    rows = []
+    for spec in found:
+        arrays = param_arrays(plan, places[spec.name]) if spec.stored else ()
+        rows.append(
+            {
+                "name": spec.name,
+                "shape": list(spec.shape),
+                "dtype": spec.dtype,
+                "status": spec.status,
+                "arrays": len(arrays),
+                "chunk": list(plan.arrays[arrays[0]].chunk) if arrays else None,
+                "norm": norms.get(spec.name),
+            }
+        )
+    return at, rows
+
+
+def _norms(run: Run, params: list[ParamSpec], step: int | None) -> dict[str, float]:
+    if step is None:
+        return {}
+    norms = run.norms(steps=[step])
+    wanted = {p.name for p in params}
+    return {name: float(row[0]) for name, row in zip(norms.params, norms.values, strict=True) if name in wanted}
+
+
+def _picture(rows: list[dict[str, Any]], title: str) -> Any:
+    columns = {
+        "name": "left",
+        "shape": "right",
+        "dtype": "left",
+        "arrays": "right",
+        "chunk": "right",
+        "norm": "right",
+        "status": "left",
+    }
+    cells = (
+        (
+            row["name"],
+            shape_text(row["shape"]),
+            row["dtype"],
+            str(row["arrays"]),
+            "-" if row["chunk"] is None else shape_text(row["chunk"]),
+            number(row["norm"]),
+            row["status"],
+        )
+        for row in rows
+    )
+    return table(columns, cells, title=title)

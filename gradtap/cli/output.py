@@ -1,0 +1,184 @@
+"""One answer, four forms: a table for eyes, `--json`, `--jsonl` and `--csv` for programs.
+
+Data goes to stdout, everything said about it to stderr. A verb builds an `Answer`; nothing here knows a verb.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from gradtap.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+Form = Literal["table", "json", "jsonl", "csv"]
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object, with a schema name.")]
+Jsonl = Annotated[bool, typer.Option("--jsonl", help="One JSON object a line.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Comma-separated values with a header line.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a verb has to say, for every form.
+
+    `facts` are the single values, `rows` the repeated ones, under the name `rows_name` in JSON.
+    `pictures` are shown to eyes only, in place of a plain listing of both.
+    """
+
+    verb: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    rows: Sequence[Mapping[str, Any]] = ()
+    rows_name: str = ""
+    pictures: Sequence[RenderableType] = ()
+
+
+def form_of(*, as_json: bool, as_jsonl: bool, as_csv: bool) -> Form:
+    """The one form that was asked for.
+
+    Raises `UsageError` when there is more than one.
+    """
+    forms: tuple[Form, ...] = ("json", "jsonl", "csv")
+    asked = [form for form, on in zip(forms, (as_json, as_jsonl, as_csv), strict=True) if on]
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(f'--{form}' for form in asked)} exclude each other; give one of them")
+    return asked[0] if asked else "table"
+
+
+def emit(answer: Answer, form: Form) -> None:
+    """Write an answer to stdout in one form."""
+    if form == "table":
+        screen = console()
+        # Captured and written here: rich's own writing ends the process with 1 when the reader has left.
+        with screen.capture() as captured:
+            for picture in answer.pictures:
+                screen.print(picture)
+        _write(captured.get())
+    elif form == "json":
+        body = {"schema": f"gradtap.{answer.verb}/1", **answer.facts}
+        if answer.rows_name:
+            body[answer.rows_name] = list(answer.rows)
+        _write(to_json(body) + "\n")
+    elif form == "jsonl":
+        for row in answer.rows if answer.rows_name else [answer.facts]:
+            _write(to_json(row) + "\n")
+    else:
+        facts = [{"field": name, "value": value} for name, value in answer.facts.items()]
+        _write(_csv(answer.rows if answer.rows_name else facts))
+
+
+def _write(text: str) -> None:
+    # Line by line: of one large write into a pipe some kernels report success though the reader left halfway.
+    sys.stdout.writelines(text.splitlines(keepends=True))
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console of rich, which knows the terminal's width and honours NO_COLOR."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
+def to_json(value: Any) -> str:
+    """JSON of one object. NaN and infinities, which JSON lacks, become null and are counted under "nonfinite"."""
+    lost: Counter[str] = Counter()
+    plain = _plain(value, lost)
+    if lost:
+        plain["nonfinite"] = {name: lost[name] for name in ("nan", "posinf", "neginf")}
+    return json.dumps(plain, allow_nan=False, ensure_ascii=False)
+
+
+def _plain(value: Any, lost: Counter[str]) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, lost) for key, item in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, lost) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        lost["nan" if math.isnan(value) else "posinf" if value > 0 else "neginf"] += 1
+        return None
+    return value
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return "x".join(map(str, value)) if all(isinstance(item, int) for item in value) else " ".join(map(str, value))
+    if isinstance(value, Mapping):
+        return to_json(value)
+    return "" if value is None else value
+
+
+def table(columns: Mapping[str, str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> RenderableType:
+    """A table of texts. `columns` maps a heading to "left" or "right"; texts are taken as they are, not as markup."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for heading, side in columns.items():
+        made.add_column(heading, justify="right" if side == "right" else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*map(Text, row))
+    return made
+
+
+def facts_grid(facts: Mapping[str, str]) -> RenderableType:
+    """Two columns: the names of facts, and their values as text."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        grid.add_row(Text(name, style="bold"), Text(value))
+    return grid
+
+
+def size(count: float) -> str:
+    """Bytes for eyes, in powers of 1024: `512 B`, `1.5 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """`512x128`, or `scalar` for no axes."""
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def number(value: float | None) -> str:
+    """A number with four digits for eyes; `-` for none, `nan` and `inf` as they are."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def moment(seconds: float | None) -> str:
+    """Seconds since 1970 as local time; `-` for none."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    from datetime import datetime
+
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,108 @@
+"""`gradtap steps`: what is known of each step, one line a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gradtap.cli.arguments import Store
+from gradtap.cli.output import Answer, Csv, Json, Jsonl, emit, form_of, moment, number, size, table
+from gradtap.errors import UsageError
+
+if TYPE_CHECKING:
+    from gradtap.read import Run
+
+
+COLUMNS = ("session", "record", "time", "raw_bytes", "stored_bytes", "state", "norm", "flags")
+"""Columns of the ledger that the listing shows."""
+
+
+def steps(
+    store: Store,
+    *,
+    within: Annotated[
+        str, typer.Option("--range", metavar="A:B:C", help="Steps A up to, not including, B, every C-th.")
+    ] = "",
+    as_json: Json = False,
+    as_jsonl: Jsonl = False,
+    as_csv: Csv = False,
+) -> None:
+    """List the steps of a run: attempt, completeness, time, bytes, state, norm, flags."""
+    form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=as_csv)
+    wanted = parse_range(within)
+    from gradtap.read import open
+
+    rows = step_rows(open(store), wanted)
+    emit(Answer(verb="steps", facts={"store": store}, rows=rows, rows_name="steps", pictures=[_picture(rows)]), form)
+
+
+def parse_range(text: str) -> Callable[[int], bool]:
+    """Whether a step is in `A:B:C` (each part may be left out; a single number is that step).
+
+    Raises `UsageError` for anything else.
+    """
+    parts = text.split(":")
+    try:
+        numbers = [int(part) if part.strip() else None for part in parts]
+    except ValueError:
+        numbers = []
+    stride = numbers[2] if len(numbers) == 3 and numbers[2] is not None else 1
+    if not 1 <= len(numbers) <= 3 or stride < 1:
+        raise UsageError(f"range is {text!r}; give A:B or A:B:C with a positive C, such as 100:200:10")
+    start = numbers[0]
+    if len(numbers) == 1:
+        return lambda step: start is None or step == start
+    first, stop = start or 0, math.inf if numbers[1] is None else numbers[1]
+    return lambda step: first <= step < stop and (step - first) % stride == 0
+
+
+def step_rows(run: Run, wanted: Callable[[int], bool]) -> list[dict[str, Any]]:
+    """One row for each step with a ledger row, ascending. `time` is in seconds since 1970-01-01 UTC."""
+    from gradtap.flags import names_of
+
+    ledger, complete = run.ledger, set(run.steps)
+    # Whole columns, once: a row at a time would read every column for every step.
+    columns = {name: ledger[name].tolist() for name in COLUMNS}
+    return [
+        {
+            "step": step,
+            "attempt": run.attempts(step)[-1] if step in complete else None,
+            "complete": step in complete,
+            **{name: column[at] for name, column in columns.items()},
+            "flags": list(names_of(columns["flags"][at])),
+        }
+        for at, step in enumerate(ledger.steps)
+        if wanted(step)
+    ]
+
+
+def _picture(rows: list[dict[str, Any]]) -> Any:
+    columns = {
+        "step": "right",
+        "attempt": "right",
+        "complete": "left",
+        "time": "left",
+        "bytes": "right",
+        "state": "left",
+        "norm": "right",
+        "flags": "left",
+    }
+    return table(
+        columns,
+        (
+            (
+                str(row["step"]),
+                "-" if row["attempt"] is None else str(row["attempt"]),
+                "yes" if row["complete"] else f"no ({row['record']})",
+                moment(row["time"]),
+                size(row["stored_bytes"]),
+                row["state"],
+                number(row["norm"]),
+                " ".join(row["flags"]),
+            )
+            for row in rows
+        ),
+    )

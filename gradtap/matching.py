@@ -1,0 +1,47 @@
+"""Which parameters a `select=` or `match=` names: globs over dotted names, or a function over (name, shape)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+
+from gradtap.errors import ParamNotFoundError, UsageError
+from gradtap.types import ParamSpec
+
+Select = str | Sequence[str] | Callable[[str, tuple[int, ...]], bool]
+"""A glob, globs (one that begins with `!` excludes), or a function over (name, shape)."""
+
+
+def matches(select: Select, param: ParamSpec) -> bool:
+    """Whether `select` names the parameter. Globs: included by any (all, where only exclusions are given), and
+    excluded by none."""
+    if callable(select):
+        return bool(select(param.name, param.shape))
+    globs = [select] if isinstance(select, str) else list(select)
+    include = [g for g in globs if not g.startswith("!")]
+    exclude = [g[1:] for g in globs if g.startswith("!")]
+    names = (param.name, *param.aliases)
+    chosen = not include or any(fnmatchcase(n, g) for n in names for g in include)
+    return chosen and not any(fnmatchcase(n, g) for n in names for g in exclude)
+
+
+def select_params(select: Select | None, params: Sequence[ParamSpec]) -> frozenset[int] | None:
+    """Indices of the stored parameters that `select` names; None for all.
+
+    Raises `UsageError` for a select of a wrong type, `ParamNotFoundError` where it names no stored parameter.
+    """
+    if select is None:
+        return None
+    globs = isinstance(select, str) or (
+        isinstance(select, Sequence) and bool(select) and all(isinstance(g, str) for g in select)
+    )
+    if not globs and not callable(select):
+        raise UsageError(
+            f"select is {select!r}; give a glob such as '*.weight', a list of globs ('!*.bias' excludes), or a "
+            "function over (name, shape)"
+        )
+    chosen = frozenset(i for i, p in enumerate(params) if p.stored and matches(select, p))
+    if not chosen:
+        known = [p.name for p in params if p.stored]
+        raise ParamNotFoundError(f"select {select!r} names no captured parameter; there are {', '.join(known[:5])} ...")
+    return chosen

@@ -1,0 +1,145 @@
+"""A plan as JSON and back, the attribute that lists pieces, and how two models differ. Reads and writes no file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gradtap.errors import DamagedError
+from gradtap.plan.chunks import param_arrays
+from gradtap.types import ArrayPlan, ParamSpec, SessionPlan
+
+
+def canonical_json(obj: Any) -> bytes:
+    """The one spelling of a JSON value: sorted keys, no spaces, ASCII. Raises `ValueError` for NaN or infinity."""
+    return json.dumps(obj, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def plan_to_json(plan: SessionPlan) -> dict[str, Any]:
+    """The plan as a JSON object; owners as runs of [rank, number of shard columns]."""
+    return {
+        "world": plan.world,
+        "params": [_param_to_json(spec) for spec in plan.params],
+        "arrays": [_array_to_json(array) for array in plan.arrays],
+    }
+
+
+def plan_from_json(found: Mapping[str, Any]) -> SessionPlan:
+    """The plan that `plan_to_json` wrote. Raises `DamagedError` where it is not one or contradicts itself."""
+    seen: dict[tuple[int, ...], tuple[int, ...]] = {}
+    try:
+        params = tuple(_param_from_json(each) for each in found["params"])
+        arrays = tuple(_array_from_json(each, seen) for each in found["arrays"])
+        plan = SessionPlan(world=int(found["world"]), params=params, arrays=arrays)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedError(
+            f"the session's plan does not read ({error!r}); restore session.json from a copy, or run gradtap verify"
+        ) from error
+    for array in plan.arrays:
+        _check(plan, array)
+    return plan
+
+
+def pieces_attribute(plan: SessionPlan) -> dict[str, Any]:
+    """The group attribute `pieces`: parameters that are not one array of their own shape, by true name.
+
+    `arrays`, `starts` and `stops` (flat elements of the parameter) go together, ascending and without gaps;
+    `shape` is the parameter's.
+    """
+    pieces: dict[str, Any] = {}
+    for index, spec in enumerate(plan.params):
+        arrays = [plan.arrays[i] for i in param_arrays(plan, index)]
+        if not arrays or (len(arrays) == 1 and arrays[0].shape == spec.shape):
+            continue
+        pieces[spec.name] = {
+            "arrays": [array.name for array in arrays],
+            "starts": [array.start for array in arrays],
+            "stops": [array.stop for array in arrays],
+            "shape": list(spec.shape),
+        }
+    return pieces
+
+
+def first_difference(a: SessionPlan, b: SessionPlan) -> str | None:
+    """Says the first parameter, in model order, whose name or shape differs; None where all agree."""
+    for index, (one, other) in enumerate(itertools.zip_longest(a.params, b.params)):
+        if one is None or other is None or (one.name, one.shape) != (other.name, other.shape):
+            return f"parameter {index} is {_said(one)} in the first and {_said(other)} in the second"
+    return None
+
+
+def runs(owners: Iterable[int]) -> list[list[int]]:
+    """Owners of shard columns as runs of [rank, columns]."""
+    return [[rank, sum(1 for _ in group)] for rank, group in itertools.groupby(owners)]
+
+
+def _said(spec: ParamSpec | None) -> str:
+    return "absent" if spec is None else f"{spec.name!r} of shape {spec.shape}"
+
+
+def _param_to_json(spec: ParamSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "shape": list(spec.shape),
+        "dtype": spec.dtype,
+        "status": spec.status,
+        "aliases": list(spec.aliases),
+    }
+
+
+def _param_from_json(found: Mapping[str, Any]) -> ParamSpec:
+    return ParamSpec(
+        name=found["name"],
+        shape=tuple(int(n) for n in found["shape"]),
+        dtype=found["dtype"],
+        status=found["status"],
+        aliases=tuple(found["aliases"]),
+    )
+
+
+def _array_to_json(array: ArrayPlan) -> dict[str, Any]:
+    return {
+        "name": array.name,
+        "param": array.param,
+        "start": array.start,
+        "stop": array.stop,
+        "shape": list(array.shape),
+        "dtype": array.dtype,
+        "time": array.time,
+        "shard": list(array.shard),
+        "chunk": list(array.chunk),
+        "owners": runs(array.owners),
+    }
+
+
+def _array_from_json(found: Mapping[str, Any], seen: dict[tuple[int, ...], tuple[int, ...]]) -> ArrayPlan:
+    owners = tuple(rank for rank, count in found["owners"] for _ in range(count))
+    return ArrayPlan(
+        name=found["name"],
+        param=found["param"],
+        start=found["start"],
+        stop=found["stop"],
+        shape=tuple(found["shape"]),
+        dtype=found["dtype"],
+        time=found["time"],
+        shard=tuple(found["shard"]),
+        chunk=tuple(found["chunk"]),
+        owners=seen.setdefault(owners, owners),
+    )
+
+
+def _check(plan: SessionPlan, array: ArrayPlan) -> None:
+    sizes = (*array.shape, *array.shard, *array.chunk, array.time)
+    columns = 1
+    fits = len(array.shape) == len(array.shard) == len(array.chunk) and all(n > 0 for n in sizes)
+    if fits:
+        fits = all(s % c == 0 for s, c in zip(array.shard, array.chunk, strict=True))
+        for count in array.columns:
+            columns *= count
+    if not (fits and len(array.owners) == columns and 0 <= array.param < len(plan.params)):
+        raise DamagedError(
+            f"array {array.name!r} of the session's plan contradicts itself (shape {array.shape}, shard {array.shard}, "
+            f"chunk {array.chunk}, {len(array.owners)} owners); restore session.json from a copy"
+        )

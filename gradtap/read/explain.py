@@ -1,0 +1,75 @@
+"""What to say of a step that has no complete capture: in flight, dropped, failed, not captured, or not there at all."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+
+from gradtap.errors import IncompleteError, NotFoundError, StepNotFoundError
+from gradtap.read.assemble import SessionReader
+from gradtap.read.attempts import Place
+from gradtap.read.captures import CaptureState
+
+SHOWN = 8
+
+
+def in_flight(step: int, readers: Sequence[SessionReader]) -> Place | None:
+    """The newest capture of a step that some rank has committed, though not every one; None where there is none."""
+    for reader in reversed(readers):
+        state = _state(step, reader)
+        if state is not None and state.committed:
+            return Place(step=step, attempt=1, reader=reader, capture=state.capture, complete=state.complete)
+    return None
+
+
+def explain_absent(step: int, readers: Sequence[SessionReader], known: Sequence[int]) -> NotFoundError | IncompleteError:
+    """The error for a step that no session holds complete. Raises `DamagedError` where the journals are damaged."""
+    for reader in reversed(readers):
+        state = _state(step, reader)
+        if state is not None and (state.committed or state.dropped or state.failed or state.strayed):
+            return IncompleteError(f"step {step} has no complete capture: {say_state(state, reader)}")
+    return StepNotFoundError(f"step {step} is not in this run: {_reason(step, readers, known)}")
+
+
+def say_state(state: CaptureState, reader: SessionReader) -> str:
+    """Why a capture is not complete, which ranks, and what to do."""
+    where = f"session {reader.session.name}, capture {state.capture}"
+    if state.dropped:
+        return f"{_ranks(state.dropped)} dropped it, the buffer was full or the schedule had changed ({where})"
+    if state.failed:
+        return f"it failed on {_ranks(state.failed)} ({where}); the training's log says why"
+    if state.strayed:
+        return f"{_ranks(state.strayed)} recorded another step under its number ({where}); run `gradtap verify`"
+    if reader.session.state == "live":
+        return (
+            f"it is in flight, {_ranks(state.missing)} of {reader.session.plan.world} have not committed it yet "
+            f"({where}); try again in a moment, or read what is there with partial=True"
+        )
+    return (
+        f"{_ranks(state.missing)} of {reader.session.plan.world} never committed it, the job ended before ({where}); "
+        "read what is there with partial=True"
+    )
+
+
+def _state(step: int, reader: SessionReader) -> CaptureState | None:
+    schedule = reader.session.schedule
+    number = None if schedule is None else schedule.number(step)
+    return None if number is None else reader.captures.state(number, step)
+
+
+def _reason(step: int, readers: Sequence[SessionReader], known: Sequence[int]) -> str:
+    if not known:
+        return "it has no complete step yet" if readers else "it has no session yet"
+    at = bisect.bisect_left(known, step)
+    near = ", ".join(map(str, known[max(0, at - 2) : at + 2]))
+    text = f"the nearest are {near} (of {len(known)}, {known[0]} to {known[-1]})"
+    schedule = readers[-1].session.schedule
+    if known[0] < step < known[-1] and schedule is not None and not schedule.captures(step):
+        return f"the schedule does not capture it; {text}"
+    return text
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:SHOWN]))
+    more = f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"

@@ -1,0 +1,323 @@
+"""A run opened for reading: the steps it holds and one gradient, slice or stack of them.
+
+Here: from a step to an attempt, from a name to a parameter, and what to say where there is none. Not here: bytes
+(`chunks`), what is complete (`captures`), putting pieces together (`assemble`).
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from gradtap.errors import IncompleteError, ParamNotFoundError, StepNotFoundError, StoreError, UsageError, nearest
+from gradtap.flags import names_of
+from gradtap.read.assemble import SessionReader, blank
+from gradtap.read.attempts import Attempt, AttemptIndex, Place
+from gradtap.read.chunks import FileCache
+from gradtap.read.explain import explain_absent, in_flight
+from gradtap.read.info import RunInfo, describe
+from gradtap.read.ledger import Ledger
+from gradtap.read.norms import Match, Norms, check_stat, read_norms
+from gradtap.read.session import Session, SessionView, file_signature
+from gradtap.selection import Selection
+from gradtap.store.runfile import RUN_NAME, RunFile, read_run
+from gradtap.types import GradSlice, ParamSpec
+
+Steps = Iterable[int] | slice
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """Open a run for reading: the folder that was given to `gradtap.attach`. Needs no torch; the run may be live.
+
+    Reads metadata alone: the cost does not grow with the number of captures. Raises `NotARunError` for a folder that
+    holds no run, `FormatVersionError` for a newer format, `DamagedError` and `StoreError` where metadata does not read.
+    """
+    text = os.fspath(path)
+    if "://" in text:
+        raise UsageError(f"{text!r} is an address; this version opens folders only: give the path of a run's folder")
+    return Run(Path(text))
+
+
+class Run:
+    """One run, as of now: what is recorded while it is open appears at the next access. For any thread.
+
+    Use it as a context manager, or `close` it, to let go of its files early.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._files = FileCache()
+        self._readers: dict[str, SessionReader] = {}
+        self._signature: object = None
+        self._index = AttemptIndex()
+        self._file: RunFile = self._read()
+
+    def __repr__(self) -> str:
+        return f"<gradtap run {self.name!r} at {self.path}: {len(self.steps)} steps, {len(self.params)} parameters>"
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of all open files. The run can still be read; it opens them anew."""
+        self._files.close()
+        for reader in self._readers.values():
+            reader.captures.close()
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self._file.name
+
+    @property
+    def id(self) -> str:
+        """The run's own identifier, 32 hexadecimal digits; stays when the folder is moved."""
+        return self._file.run
+
+    @property
+    def tags(self) -> dict[str, Any]:
+        """Tags of the run."""
+        return dict(self._file.tags)
+
+    @property
+    def params(self) -> tuple[ParamSpec, ...]:
+        """All parameters in the model's order, those without gradients too; as of the newest session."""
+        readers = self._sessions()
+        return readers[-1].session.plan.params if readers else ()
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Steps with a complete capture, ascending. Looked up anew at each access; cheap while nothing changed."""
+        return self._attempts().steps
+
+    @property
+    def sessions(self) -> tuple[SessionView, ...]:
+        """What is known of each start or resume, oldest first."""
+        return self.info().sessions
+
+    @property
+    def ledger(self) -> Ledger:
+        """The scale ledger as of now: one row for each step, captured or not."""
+        index, readers = self._attempts(), self._sessions()
+        order = {id(reader): at for at, reader in enumerate(readers)}
+
+        def prefer(step: int) -> int | None:
+            places = index.places(step)
+            return order[id(places[-1].reader)] if places else None
+
+        return Ledger([reader.ledger for reader in readers], prefer)
+
+    def info(self) -> RunInfo:
+        """What is in the run: sessions, parameters, steps, sizes. Counts files, reads no gradient."""
+        return describe(self.path, self._file, self._sessions(), self.steps)
+
+    def attempts(self, step: int) -> tuple[Attempt, ...]:
+        """The complete captures of a step, oldest first, numbered from 1; the last one is in force.
+
+        Raises `StepNotFoundError`, or `IncompleteError` for a step in flight or dropped.
+        """
+        places = self._attempts().places(_step(step)) or self._absent(_step(step))
+        return tuple(
+            Attempt(number=i, session=p.reader.session.name, capture=p.capture) for i, p in enumerate(places, 1)
+        )
+
+    def grad(
+        self,
+        name: str,
+        step: int | None = None,
+        *,
+        steps: Steps | None = None,
+        slice: Any = None,
+        attempt: int | None = None,
+        partial: bool = False,
+    ) -> GradSlice:
+        """The gradient of a parameter at a step, or stacked over `steps` along a new leading axis.
+
+        `name` may be an alias (tied weights). `steps`: step numbers, all of which must be there, or a Python slice of
+        step numbers (`slice(100, 200)`: those recorded from 100 up to 199). `slice`: a part of the parameter, as text
+        (`"0:10, :, -1"`) or as a NumPy index; only the chunks that it touches are read. `attempt`: 1 for the first
+        capture of a step that was recorded again; the last by default. `partial=True` also serves a capture that not
+        every rank committed, with NaN for what is missing and `complete=False`.
+
+        Values are float32 (float64 for a float64 gradient), as stored: `factor` times them is the gradient as defined.
+        Raises `ParamNotFoundError`, `StepNotFoundError`, `IncompleteError`, `SelectionError`, `UsageError`, and
+        `DamagedError` for stored bytes that are not what was committed.
+        """
+        index = self._attempts()
+        param = self._param(name)
+        where = Selection.of(slice, param.shape)
+        if (step is None) == (steps is None):
+            raise UsageError(f"give either step= or steps=; this run has {_span(index.steps)}")
+        chosen = (_step(step),) if step is not None else self._chosen(steps, index.steps)
+        places = [self._place(each, index, attempt=attempt, partial=partial) for each in chosen]
+        values, complete = self._values(param, where, places, partial=partial)
+        facts = [self._facts(place, param) for place in places]
+        flags = 0
+        for _, more in facts:
+            flags |= more
+        return GradSlice(
+            values=values[0] if step is not None else values,
+            name=param.name,
+            steps=chosen,
+            attempts=tuple(place.attempt for place in places),
+            dtype_captured=self._dtype(param, places),
+            complete=complete,
+            flags=names_of(flags),
+            factor=tuple(factor for factor, _ in facts),
+        )
+
+    def norms(self, match: Match = None, steps: Steps | None = None, stat: str = "l2") -> Norms:
+        """Parameter x step matrix of a stored statistic; reads summaries only.
+
+        `match`: None (all), a name or pattern (`layers.*.weight`), several, or a predicate. `steps` as in `grad`; all
+        by default. `stat`: l2, l1, absmax, mean, std, zeros, nan or inf. Raises `ParamNotFoundError`,
+        `StepNotFoundError`, `UsageError`, and `IncompleteError` where no summaries were stored.
+        """
+        check_stat(stat)
+        index = self._attempts()
+        chosen = index.steps if steps is None else self._chosen(steps, index.steps)
+        places = [self._place(each, index, attempt=None, partial=False) for each in sorted(set(chosen))]
+        names = [p.name for p in self.params if p.stored]
+        return read_norms([(p.step, p.reader, p.capture) for p in places], names, match=match, stat=stat)
+
+    def _values(
+        self, param: ParamSpec, where: Selection, places: list[Place], *, partial: bool
+    ) -> tuple[np.ndarray[Any, np.dtype[Any]], bool]:
+        doubles = any(self._own(param, p).dtype == "float64" for p in places)
+        values = blank((len(places), *where.shape), "float64" if doubles else "float32")
+        complete = all(place.complete for place in places)
+        chunks: dict[int, Any] = {}
+        for i, place in enumerate(places):
+            reader = place.reader
+            if id(reader) not in chunks:
+                chunks[id(reader)] = reader.touched(reader.session.by_name[param.name], where)
+            # The ellipsis keeps a view where the answer is 0-d.
+            out = values[i, ...]
+            complete &= reader.fill(
+                chunks[id(reader)], where, out, capture=place.capture, step=place.step, partial=partial
+            )
+        return values, complete
+
+    def _own(self, param: ParamSpec, place: Place) -> ParamSpec:
+        session = place.reader.session
+        at = session.by_name.get(param.name)
+        if at is None or session.plan.params[at].status != "captured":
+            why = "did not have" if at is None else f"left out as {session.plan.params[at].status}"
+            raise IncompleteError(
+                f"step {place.step} was recorded by session {session.name}, which {why} {param.name!r}; ask for a step "
+                "of another session, see run.sessions"
+            )
+        return session.plan.params[at]
+
+    def _dtype(self, param: ParamSpec, places: list[Place]) -> str:
+        return ", ".join(sorted({self._own(param, place).dtype for place in places}))
+
+    def _facts(self, place: Place, param: ParamSpec) -> tuple[float, int]:
+        return place.reader.ledger.facts(place.step, place.reader.session.by_name[param.name])
+
+    def _place(self, step: int, index: AttemptIndex, *, attempt: int | None, partial: bool) -> Place:
+        places = index.places(step)
+        if attempt is None:
+            if places:
+                return places[-1]
+            begun = in_flight(step, self._sessions()) if partial else None
+            return begun or self._absent(step)[-1]
+        if not 1 <= operator.index(attempt) <= len(places or self._absent(step)):
+            raise StepNotFoundError(f"step {step} has no attempt {attempt}; it has attempts 1 to {len(places)}")
+        return places[attempt - 1]
+
+    def _absent(self, step: int) -> list[Place]:
+        raise explain_absent(step, self._sessions(), self.steps)
+
+    def _chosen(self, steps: Any, known: tuple[int, ...]) -> tuple[int, ...]:
+        if isinstance(steps, builtins.slice):
+            chosen = _between(steps, known)
+        elif isinstance(steps, Iterable) and not isinstance(steps, str):
+            chosen = tuple(_step(each) for each in steps)
+        else:
+            raise UsageError(f"steps is {steps!r}; give step numbers such as [1, 5], or a slice such as slice(100, 200)")
+        if not chosen:
+            raise StepNotFoundError(f"steps={steps!r} names no recorded step; this run has {_span(known)}")
+        return chosen
+
+    def _param(self, name: str) -> ParamSpec:
+        readers = self._sessions()
+        if not readers:
+            raise ParamNotFoundError(f"the run at {self.path} has no session yet, so no parameter {name!r}")
+        session = readers[-1].session
+        if name not in session.by_name:
+            known = [p.name for p in session.plan.params]
+            raise ParamNotFoundError(f"no parameter {name!r} in this run{nearest(str(name), known)} See run.params")
+        param = session.plan.params[session.by_name[name]]
+        if param.status == "frozen":
+            raise ParamNotFoundError(f"{name!r} has no gradients: it is frozen (requires_grad is off)")
+        if param.status == "unoptimized":
+            raise ParamNotFoundError(
+                f"{name!r} has no gradients: it is trainable, but in no parameter group of the optimizer"
+            )
+        return param
+
+    def _attempts(self) -> AttemptIndex:
+        with self._lock:
+            readers = self._sessions()
+            versions = tuple((r.session.name, r.captures.refresh()) for r in readers)
+            if versions != self._index.versions:
+                self._index = AttemptIndex(versions, readers)
+            return self._index
+
+    def _sessions(self) -> list[SessionReader]:
+        with self._lock:
+            if file_signature(self.path / RUN_NAME) != self._signature:
+                self._file = self._read()
+            return [self._readers[name] for name in self._file.sessions]
+
+    def _read(self) -> RunFile:
+        signature = file_signature(self.path / RUN_NAME)
+        try:
+            file = read_run(self.path)
+        except RecursionError as error:
+            raise StoreError(f"{self.path / RUN_NAME} does not read ({error}); run `gradtap verify`") from error
+        self._readers = {
+            name: self._readers.get(name) or SessionReader(Session(self.path, name), self._files)
+            for name in file.sessions
+        }
+        self._signature = signature
+        return file
+
+
+def _step(step: Any) -> int:
+    if not isinstance(step, bool | np.bool_):
+        try:
+            return operator.index(step)
+        except TypeError:
+            pass
+    raise UsageError(f"step is {step!r}; a step is a whole number, the first is 1")
+
+
+def _between(steps: slice, known: tuple[int, ...]) -> tuple[int, ...]:
+    bounds = [None if bound is None else _step(bound) for bound in (steps.start, steps.stop, steps.step)]
+    start, stop, stride = bounds
+    if stride is not None and stride < 1:
+        raise UsageError(f"the stride of steps is {stride}; use 1 or more")
+    origin = start if start is not None else (known[0] if known else 0)
+    return tuple(
+        s for s in known if s >= origin and (stop is None or s < stop) and (s - origin) % (stride or 1) == 0
+    )
+
+
+def _span(known: tuple[int, ...]) -> str:
+    return f"{len(known)} steps, {known[0]} to {known[-1]}" if known else "no complete step yet"

@@ -1,0 +1,114 @@
+"""How the ranks of one job come to write into one session: lock, session, and what each tells the others."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from gradtap.config import Settings
+from gradtap.store.files import make_dirs
+from gradtap.store.lock import RunLock
+from gradtap.store.paths import SessionPaths
+from gradtap.store.runfile import add_session, create_run
+from gradtap.store.session import create_session, wait_session
+from gradtap.types import EngineFacts, SessionPlan
+
+
+class Meeting(Protocol):
+    """Point to point talk of the ranks at attach; no collective."""
+
+    def announce(self, message: Mapping[str, Any]) -> None:
+        """Rank 0: tell the others."""
+
+    def receive(self) -> Mapping[str, Any]:
+        """Other ranks: what rank 0 announced."""
+
+    def ready(self, error: str | None) -> None:
+        """Other ranks: say that this rank is ready, or why not."""
+
+    def wait_ready(self) -> None:
+        """Rank 0: wait for all others."""
+
+    def conclude(self, error: str | None) -> None:
+        """Rank 0: the attach stands, or why not."""
+
+    def verdict(self) -> None:
+        """Other ranks: wait for rank 0's conclusion."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """What a job wants to record into."""
+
+    store: Path
+    codec: str
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A rank's part in a session; rank 0 also holds the run's lock."""
+
+    paths: SessionPaths
+    lock: RunLock | None
+
+    def leave(self) -> None:
+        """Give the lock back, where this rank holds it."""
+        if self.lock is not None:
+            self.lock.release()
+
+
+def join_job(
+    request: JobRequest, settings: Settings, plan: SessionPlan, facts: EngineFacts, meeting: Meeting
+) -> Job:
+    """Rank 0 makes the session and tells the others its nonce; they wait to see it in the store.
+
+    Raises what rank 0 met, on every rank; `RendezvousError` where the ranks do not meet in time.
+    """
+    if facts.rank == 0:
+        return _lead(request, settings, plan, facts, meeting)
+    nonce = str(meeting.receive()["nonce"])
+    paths = wait_session(request.store, nonce, plan=plan, timeout=settings.attach_timeout / 2)
+    meeting.ready(None)
+    meeting.verdict()
+    return Job(paths, None)
+
+
+def _lead(
+    request: JobRequest, settings: Settings, plan: SessionPlan, facts: EngineFacts, meeting: Meeting
+) -> Job:
+    nonce = secrets.token_hex(16)
+    make_dirs(request.store)
+    lock = RunLock.acquire(request.store, nonce, stale_after=settings.lock_stale)
+    try:
+        create_run(request.store, request.store.name.removesuffix(".gradtap"))
+        paths = create_session(
+            request.store,
+            plan=plan,
+            engine=facts,
+            nonce=nonce,
+            codec=request.codec,
+            summary=request.summary,
+            settings=settings,
+        )
+        _list_when_met(request.store, paths, nonce, meeting)
+    except BaseException:
+        lock.release()
+        raise
+    meeting.conclude(None)
+    return Job(paths, lock)
+
+
+def _list_when_met(run_dir: Path, paths: SessionPaths, nonce: str, meeting: Meeting) -> None:
+    """A session that some rank never saw holds nothing: it is removed, not listed."""
+    try:
+        meeting.announce({"nonce": nonce})
+        meeting.wait_ready()
+        add_session(run_dir, paths.name)
+    except BaseException:
+        shutil.rmtree(paths.root, ignore_errors=True)
+        raise

@@ -1,0 +1,262 @@
+"""The writing half, joined: an engine's step boundary on one side, a committed capture on the other.
+
+    source (capture) -> plan -> staging (capture) -> recorder (encode, store)
+
+The training thread only copies: everything that can wait is a command to the recorder's thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import time
+from typing import Any
+
+from gradtap.capture.detect import find_source
+from gradtap.capture.rendezvous import Rendezvous
+from gradtap.capture.source import GradSource
+from gradtap.capture.staging import Staging
+from gradtap.config import Settings
+from gradtap.errors import AttachError, CaptureError, GradtapError
+from gradtap.matching import Select, select_params
+from gradtap.options import AttachOptions, check_options
+from gradtap.plan.chunks import rank_chunks
+from gradtap.plan.planner import plan_session
+from gradtap.store.job import Job, JobRequest, join_job
+from gradtap.store.recorder import RankRecorder
+
+logger = logging.getLogger("gradtap")
+
+CRASH_TIMEOUT = 2.0
+"""Seconds that a crashing process waits at exit for ranks that are perhaps gone."""
+
+
+def attach(
+    target: Any,
+    store: str | os.PathLike[str],
+    *,
+    select: Select | None = None,
+    every: Any = 1,
+    codec: str = "exact",
+    summary: str = "full",
+    on_full: str = "wait",
+    on_error: str = "warn",
+    budget: Any = None,
+    keep: int = 0,
+    micro: bool = False,
+    first_step: int | None = None,
+) -> Tap:
+    """Record the full gradients that the optimizer of `target` is about to use. Call it on every rank.
+
+    target: an `Accelerator` after `prepare`, a DeepSpeed engine, or `(model, optimizer)`.
+    store: folder of the run, shared by all ranks; made if absent. A run of the same model gets a new session.
+    select: parameters to capture: a glob, a list of globs (`!` excludes), or a function over (name, shape).
+    every: steps to capture: `n` (steps divisible by n), a list of steps, `"first 100, then every 50"`, or
+        `"log-spaced"`.
+    codec: `exact` or `fast`; both are lossless.
+    summary: statistics kept for each capture: `none`, `basic` or `full` (with histograms).
+    on_full: what happens when the host buffer is full: `wait`, or `drop` the whole capture and say so.
+    on_error: after attach has returned, `warn` (training goes on) or `raise`.
+    first_step: number of the first update to come, where neither the engine nor the optimizer can tell.
+    budget, keep, micro: reserved; this version takes only their defaults.
+
+    Raises `UsageError` for a wrong argument, `UnsupportedError` for an engine whose true gradient cannot be had,
+    `RendezvousError` where the ranks do not meet, `LockedError` for a run that a live job holds, `OtherModelError`
+    for a run of another model, `StoreError` for a path that cannot be written. Nothing stored before is changed.
+    """
+    given = {"codec": codec, "summary": summary, "on_full": on_full, "on_error": on_error, "budget": budget}
+    options = check_options(
+        store, select=select, every=every, keep=keep, micro=micro, first_step=first_step, **given
+    )
+    settings = Settings.from_environment()
+    rendezvous = Rendezvous.of_process_group(settings.attach_timeout)
+    with rendezvous.telling_failures():
+        source = find_source(target)
+        tap = Tap(source, options, settings, rendezvous)
+    tap.start()
+    return tap
+
+
+class Tap:
+    """A recorder attached to one training. Made by `attach`; also a context manager that closes it."""
+
+    def __init__(
+        self, source: GradSource, options: AttachOptions, settings: Settings, rendezvous: Rendezvous
+    ) -> None:
+        facts = source.facts
+        plan = plan_session(source.params, source.ownership, world=facts.world, settings=settings)
+        self._source, self._options, self._settings = source, options, settings
+        self._wanted = select_params(options.select, source.params)
+        self._staging = Staging(
+            plan,
+            rank_chunks(plan, facts.rank),
+            budget=settings.buffer_bytes or None,
+            slab_bytes=settings.slab_bytes,
+        )
+        self._refuse_drop_of_large_steps()
+        request = JobRequest(store=options.store, codec=options.codec, summary=options.summary)
+        self._job: Job = join_job(request, settings, plan, facts, rendezvous)
+        self._recorder = RankRecorder(
+            self._job.paths,
+            facts.rank,
+            rule=options.rule,
+            settings=settings,
+            report=self._report,
+            raise_errors=options.on_error == "raise",
+            lock=self._job.lock,
+        )
+        self._pid = os.getpid()
+        self._step: int | None = None
+        self._open_step: int | None = None
+        self._recording = True
+        self._closed = False
+
+    @property
+    def path(self) -> str:
+        """The folder of the run."""
+        return str(self._options.store)
+
+    @property
+    def session(self) -> str:
+        """Name of this session in the run."""
+        return self._job.paths.name
+
+    def start(self) -> None:
+        """Begin: background threads, then hooks. `attach` has called it."""
+        self._recorder.start()
+        self._source.install(self)
+        atexit.register(self.close)
+
+    def before_step(self) -> None:
+        """The engine is about to update: copy what this rank owns. Called by the hook, on the training thread."""
+        if not self._recording:
+            return
+        begun = time.perf_counter()
+        try:
+            self._finish_last_step()
+            self._capture(begun)
+        except CaptureError:
+            raise
+        except Exception as error:
+            self._failed(error)
+
+    def after_step(self) -> None:
+        """The engine has updated. Its outcome is read at the next boundary, when it costs no wait."""
+
+    def log(self, **tags: Any) -> None:
+        """Keep tags (loss, data ids ...; anything JSON) with the current step.
+
+        Between a window's first backward and its step that is the step to come; otherwise the last step recorded
+        (before the first one: the first).
+
+        Raises `UsageError` for a value that is not JSON.
+        """
+        window_open = self._source.window_open
+        step = self._step if not window_open and self._step is not None else self._next_step()
+        if step is not None:
+            self._recorder.tags(step, tags)
+
+    def close(self) -> None:
+        """Detach, write what is still in memory, and on rank 0 finish the session. Safe to call twice.
+
+        Raises `CaptureError` for a failure of the recorder under `on_error="raise"`.
+        """
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        try:
+            self._source.remove()
+            if self._recording:
+                self._finish_last_step()
+        except Exception as error:
+            self._failed(error)
+        finally:
+            self._recording = False
+        try:
+            crashing = getattr(sys, "last_type", None) is not None
+            self._recorder.close(CRASH_TIMEOUT if crashing else self._settings.close_timeout)
+        finally:
+            self._staging.close()
+            self._job.leave()
+
+    def __enter__(self) -> Tap:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _capture(self, begun: float) -> None:
+        step = self._next_step()
+        if step is None:
+            return
+        due = self._due(step)
+        facts = self._source.step_facts(step)
+        self._recorder.begin(facts, capture=due, wanted=self._wanted)
+        self._open_step = self._step = step
+        dropped = due and self._options.on_full == "drop" and not self._staging.room()
+        waited = self._copy() if due and not dropped else 0.0
+        self._recorder.end(step, dropped=dropped, seconds=time.perf_counter() - begun, wait_seconds=waited)
+
+    def _copy(self) -> float:
+        wanted = self._wanted
+        chosen = (lambda param: True) if wanted is None else (lambda param: param in wanted)
+        try:
+            return self._staging.copy(self._source.gradients(), self._recorder.piece, chosen)
+        except Exception as error:
+            self._recorder.fail()
+            self._say(f"rank {self._source.facts.rank} could not copy its gradients at step {self._step}: {error}")
+            return 0.0
+
+    def _next_step(self) -> int | None:
+        """Number of the update to come. An engine that counts backwards has been restored: that is a new session."""
+        told = self._source.next_step()
+        if self._step is None:
+            return self._options.first_step or told or 1
+        if told is None or self._options.first_step is not None:
+            return self._step + 1
+        if told > self._step:
+            return told
+        self._recording = False
+        self._say(
+            f"the engine goes on from step {told} after step {self._step}, so a checkpoint was loaded: this session "
+            "stops recording; close this tap and attach again to record the repeated steps as a new attempt"
+        )
+        return None
+
+    def _due(self, step: int) -> bool:
+        schedule = self._recorder.schedule
+        return schedule.captures(step) if schedule is not None else self._options.rule.contains(step)
+
+    def _finish_last_step(self) -> None:
+        if self._open_step is not None:
+            step, self._open_step = self._open_step, None
+            self._recorder.outcome(step, self._source.outcome())
+
+    def _refuse_drop_of_large_steps(self) -> None:
+        staging = self._staging
+        if self._options.on_full == "drop" and not staging.fits:
+            raise AttachError(
+                f'on_full="drop" needs a buffer that holds a whole capture: this rank owns {staging.step_bytes} bytes '
+                f"and the buffer has {staging.budget}; raise GRADTAP_BUFFER_BYTES, or use on_full=\"wait\""
+            )
+
+    def _failed(self, error: Exception) -> None:
+        if self._options.on_error == "raise":
+            raise error if isinstance(error, GradtapError) else CaptureError(str(error)) from error
+        self._recording = False
+        self._say(f"recording stops at step {self._step}: {type(error).__name__}: {error}; training goes on")
+
+    def _say(self, message: str) -> None:
+        if self._options.on_error == "raise":
+            raise CaptureError(message)
+        self._report(message)
+
+    @staticmethod
+    def _report(message: str) -> None:
+        logger.warning("gradtap: %s", message)
+
+
+__all__ = ["Tap", "attach"]
