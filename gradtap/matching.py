@@ -14,7 +14,8 @@ Select = str | Sequence[str] | Callable[[str, tuple[int, ...]], bool]
 
 def matches(select: Select, param: ParamSpec) -> bool:
     """Whether `select` names the parameter. Globs: included by any (all, where only exclusions are given), and
-    excluded by none."""
+    excluded by none.
+    """
     if callable(select):
         return bool(select(param.name, param.shape))
     globs = [select] if isinstance(select, str) else list(select)

@@ -151,7 +151,7 @@ class Selection:
     def touches(self, flat_start: int, flat_stop: int) -> bool:
         """Whether any element of this flat range of the parameter is selected.
 
-        Raises `UsageError` where the range does not lie within the parameter.
+        Raises `UsageError` for a range that meets the selection but does not lie within the parameter.
         """
         low, high = self.hull
         if flat_start >= high or flat_stop <= low:

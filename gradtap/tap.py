@@ -19,12 +19,14 @@ from gradtap.capture.rendezvous import Rendezvous
 from gradtap.capture.source import GradSource
 from gradtap.capture.staging import Staging
 from gradtap.config import Settings
-from gradtap.errors import AttachError, CaptureError, GradtapError
+from gradtap.errors import AttachError, CaptureError, GradtapError, UsageError
 from gradtap.matching import Select, select_params
 from gradtap.options import AttachOptions, check_options
 from gradtap.plan.chunks import rank_chunks
 from gradtap.plan.planner import plan_session
 from gradtap.store.job import Job, JobRequest, join_job
+from gradtap.store.lock import RunLock
+from gradtap.store.paths import SessionPaths
 from gradtap.store.recorder import RankRecorder
 
 logger = logging.getLogger("gradtap")
@@ -67,9 +69,7 @@ def attach(
     for a run of another model, `StoreError` for a path that cannot be written. Nothing stored before is changed.
     """
     given = {"codec": codec, "summary": summary, "on_full": on_full, "on_error": on_error, "budget": budget}
-    options = check_options(
-        store, select=select, every=every, keep=keep, micro=micro, first_step=first_step, **given
-    )
+    options = check_options(store, select=select, every=every, keep=keep, micro=micro, first_step=first_step, **given)
     settings = Settings.from_environment()
     rendezvous = Rendezvous.of_process_group(settings.attach_timeout)
     with rendezvous.telling_failures():
@@ -82,9 +82,7 @@ def attach(
 class Tap:
     """A recorder attached to one training. Made by `attach`; also a context manager that closes it."""
 
-    def __init__(
-        self, source: GradSource, options: AttachOptions, settings: Settings, rendezvous: Rendezvous
-    ) -> None:
+    def __init__(self, source: GradSource, options: AttachOptions, settings: Settings, rendezvous: Rendezvous) -> None:
         facts = source.facts
         plan = plan_session(source.params, source.ownership, world=facts.world, settings=settings)
         self._source, self._options, self._settings = source, options, settings
@@ -97,16 +95,8 @@ class Tap:
         )
         self._refuse_drop_of_large_steps()
         request = JobRequest(store=options.store, codec=options.codec, summary=options.summary)
-        self._job: Job = join_job(request, settings, plan, facts, rendezvous)
-        self._recorder = RankRecorder(
-            self._job.paths,
-            facts.rank,
-            rule=options.rule,
-            settings=settings,
-            report=self._report,
-            raise_errors=options.on_error == "raise",
-            lock=self._job.lock,
-        )
+        self._job: Job[RankRecorder] = join_job(request, settings, plan, facts, rendezvous, self._make_recorder)
+        self._recorder = self._job.prepared
         self._pid = os.getpid()
         self._step: int | None = None
         self._open_step: int | None = None
@@ -154,9 +144,11 @@ class Tap:
         Raises `UsageError` for a value that is not JSON.
         """
         window_open = self._source.window_open
-        step = self._step if not window_open and self._step is not None else self._next_step()
-        if step is not None:
-            self._recorder.tags(step, tags)
+        step = self._step if not window_open and self._step is not None else self._upcoming()
+        try:
+            self._recorder.tags(step or 1, tags)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"tags must be JSON (numbers, texts, lists, dicts): {error}; got {tags!r}") from error
 
     def close(self) -> None:
         """Detach, write what is still in memory, and on rank 0 finish the session. Safe to call twice.
@@ -188,6 +180,17 @@ class Tap:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _make_recorder(self, paths: SessionPaths, lock: RunLock | None) -> RankRecorder:
+        return RankRecorder(
+            paths,
+            self._source.facts.rank,
+            rule=self._options.rule,
+            settings=self._settings,
+            report=self._report,
+            raise_errors=self._options.on_error == "raise",
+            lock=lock,
+        )
+
     def _capture(self, begun: float) -> None:
         step = self._next_step()
         if step is None:
@@ -212,19 +215,21 @@ class Tap:
 
     def _next_step(self) -> int | None:
         """Number of the update to come. An engine that counts backwards has been restored: that is a new session."""
-        told = self._source.next_step()
-        if self._step is None:
-            return self._options.first_step or told or 1
-        if told is None or self._options.first_step is not None:
-            return self._step + 1
-        if told > self._step:
-            return told
+        step = self._upcoming()
+        if self._step is None or step > self._step:
+            return step
         self._recording = False
         self._say(
-            f"the engine goes on from step {told} after step {self._step}, so a checkpoint was loaded: this session "
+            f"the engine goes on from step {step} after step {self._step}, so a checkpoint was loaded: this session "
             "stops recording; close this tap and attach again to record the repeated steps as a new attempt"
         )
         return None
+
+    def _upcoming(self) -> int:
+        told = None if self._options.first_step is not None else self._source.next_step()
+        if told is not None:
+            return told
+        return (self._options.first_step or 1) if self._step is None else self._step + 1
 
     def _due(self, step: int) -> bool:
         schedule = self._recorder.schedule
@@ -240,7 +245,7 @@ class Tap:
         if self._options.on_full == "drop" and not staging.fits:
             raise AttachError(
                 f'on_full="drop" needs a buffer that holds a whole capture: this rank owns {staging.step_bytes} bytes '
-                f"and the buffer has {staging.budget}; raise GRADTAP_BUFFER_BYTES, or use on_full=\"wait\""
+                f'and the buffer has {staging.budget}; raise GRADTAP_BUFFER_BYTES, or use on_full="wait"'
             )
 
     def _failed(self, error: Exception) -> None:

@@ -43,6 +43,11 @@ def model_and_optimizer(accelerator: Any) -> tuple[nn.Module, Any]:
     return _only(accelerator._models, "model"), _only(accelerator._optimizers, "optimizer")
 
 
+def wraps_in_ddp(accelerator: Any) -> bool:
+    """Whether `prepare` of this Accelerator wraps models in DistributedDataParallel."""
+    return _kind(accelerator).startswith("MULTI_") and accelerator.num_processes > 1
+
+
 def innermost(optimizer: Any) -> Any:
     """The torch optimizer under any number of Accelerate's wrappers."""
     seen = 0

@@ -22,8 +22,11 @@ _SHARDED = (
 )
 
 
-def check_model(model: nn.Module, named: tuple[NamedParam, ...]) -> None:
-    """Raises `UnsupportedError` or `AttachError` unless this model's gradients are whole, dense and replicated."""
+def check_model(model: nn.Module, named: tuple[NamedParam, ...], *, replicated: bool) -> None:
+    """Raises `UnsupportedError` or `AttachError` unless this model's gradients are whole and dense.
+
+    `replicated` says that every rank holds the same mean gradient, as under DDP.
+    """
     for module in model.modules():
         for home, class_name, words in _SHARDED:
             cls = getattr(sys.modules.get(home), class_name, None)
@@ -32,7 +35,7 @@ def check_model(model: nn.Module, named: tuple[NamedParam, ...]) -> None:
     for entry in named:
         _check_param(entry)
     check_sparse(model)
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and ddp_of(model) is None:
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and not replicated:
         raise UnsupportedError(
             f"torch.distributed runs {dist.get_world_size()} processes but the model is a {type(model).__name__}, "
             f"whose gradients need not agree; {SUPPORTED}: give attach the DistributedDataParallel object itself"

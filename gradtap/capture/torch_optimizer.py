@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from gradtap import flags
+from gradtap.capture.accelerate import wraps_in_ddp
 from gradtap.capture.clipping import ClipWatch
 from gradtap.capture.names import NamedParam, dtype_name, named_params
 from gradtap.capture.patches import PatchSet, check_free, claim, release
@@ -35,19 +36,22 @@ class TorchSource:
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, accelerator: Any = None) -> None:
         self._named = named_params(model)
-        check_model(model, self._named)
+        ddp = ddp_of(model)
+        # Accelerate keeps the model that it was given, and hands DDP's wrapper to the loop only.
+        replicated = ddp is not None or (accelerator is not None and wraps_in_ddp(accelerator))
+        check_model(model, self._named, replicated=replicated)
         check_optimizer(optimizer)
         check_free(optimizer)
         self._optimizer, self._accelerator = optimizer, accelerator
         optimized = {id(param) for group in optimizer.param_groups for param in group["params"]}
         self.params = tuple(_spec(named, optimized) for named in self._named)
         self._check_shared(optimized)
-        self._ranks = _ranks(model)
+        self._ranks = _ranks(ddp, replicated)
         self.ownership = tuple(
             Ownership(kind="replicated", ranks=self._ranks) if spec.stored else None for spec in self.params
         )
         self._stored = tuple(index for index, spec in enumerate(self.params) if spec.stored)
-        self.facts = self._describe(model)
+        self.facts = self._describe(replicated)
         self._patches = PatchSet()
         self._tracker = TouchTracker([named.param for named in self._named])
         self._versions = GradVersions([self._named[index].param for index in self._stored])
@@ -257,10 +261,10 @@ class TorchSource:
             )
         raise AttachError("no parameter of the model is trained by the optimizer: there is no gradient to record")
 
-    def _describe(self, model: torch.nn.Module) -> EngineFacts:
+    def _describe(self, replicated: bool) -> EngineFacts:
         many = dist.is_available() and dist.is_initialized()
         return EngineFacts(
-            name="torch" if ddp_of(model) is None else "ddp",
+            name="ddp" if replicated else "torch",
             rank=dist.get_rank() if many else 0,
             world=dist.get_world_size() if many else 1,
             groups=len(self._optimizer.param_groups),
@@ -284,11 +288,10 @@ def _spec(named: NamedParam, optimized: set[int]) -> ParamSpec:
     )
 
 
-def _ranks(model: torch.nn.Module) -> tuple[int, ...]:
-    ddp = ddp_of(model)
-    if ddp is None:
-        return (dist.get_rank(),) if dist.is_available() and dist.is_initialized() else (0,)
-    return tuple(dist.get_process_group_ranks(ddp.process_group))
+def _ranks(ddp: Any, replicated: bool) -> tuple[int, ...]:
+    if ddp is not None:
+        return tuple(dist.get_process_group_ranks(ddp.process_group))
+    return tuple(range(dist.get_world_size())) if replicated else (0,)
 
 
 def _steps_made(optimizer: torch.optim.Optimizer) -> int | None:

@@ -10,7 +10,7 @@ from torch import nn
 from gradtap.capture.names import dtype_name
 from gradtap.errors import AttachError, UnsupportedError
 
-SUPPORTED = "supported with DeepSpeed are ZeRO stage 1 and 2, with or without CPU offload of the optimizer, in fp32, bf16 and fp16"
+SUPPORTED = "supported with DeepSpeed are ZeRO stage 1 and 2, with or without CPU offload, in fp32, bf16 and fp16"
 _KNOWN = {
     "DeepSpeedZeroOptimizer_Stage3": "ZeRO stage 3",
     "SuperOffloadOptimizer_Stage3": "SuperOffload",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from gradtap.cli.arguments import Store
 from gradtap.cli.output import Answer, Csv, Json, Jsonl, emit, facts_grid, form_of, size
 
 if TYPE_CHECKING:
-    from gradtap.read import Run
+    from gradtap.read import Run, SessionView
 
 FORMAT = 1
 """The store format that this package writes and reads."""
@@ -31,46 +30,44 @@ def info(store: Store, *, as_json: Json = False, as_jsonl: Jsonl = False, as_csv
 
 
 def run_facts(run: Run) -> dict[str, Any]:
-    """Facts of a run, ready for JSON. Bytes are those of complete captures; `ratio` is raw / stored, or None."""
-    steps = [int(step) for step in run.steps]
-    newest = run.sessions[-1] if run.sessions else None
-    raw, stored = _bytes(run, steps)
+    """Facts of a run, ready for JSON. Raw bytes are those of the engine's dtype; `ratio` is raw / stored, or None."""
+    about = run.info()
+    newest = about.sessions[-1] if about.sessions else None
     return {
-        "path": str(run.path),
-        "name": run.name,
-        "run": run.id,
+        "path": str(about.path),
+        "name": about.name,
+        "run": about.id,
+        "tags": dict(about.tags),
         "format": FORMAT,
-        "state": newest.state if newest else "empty",
+        "gradtap": about.gradtap,
+        "state": about.state,
         "engine": newest.engine if newest else None,
         "world": newest.world if newest else None,
-        "sessions": [{"session": s.name, "state": s.state, "engine": s.engine, "world": s.world} for s in run.sessions],
-        "steps": _step_facts(run, steps),
+        "sessions": [_session_facts(session) for session in about.sessions],
+        "steps": _step_facts(run),
         "parameters": _parameter_facts(run),
-        "raw_bytes": raw,
-        "stored_bytes": stored,
-        "ratio": raw / stored if stored else None,
+        "raw_bytes": about.captured_bytes,
+        "stored_bytes": about.stored_bytes,
+        "other_bytes": about.other_bytes,
+        "ratio": about.ratio if about.stored_bytes else None,
     }
 
 
-def _bytes(run: Run, steps: Sequence[int]) -> tuple[int, int]:
-    ledger, complete = run.ledger, set(steps)
-    rows = [i for i, step in enumerate(ledger.steps) if int(step) in complete]
-    if not rows:
-        return 0, 0
-    return int(ledger["raw_bytes"][rows].sum()), int(ledger["stored_bytes"][rows].sum())
+def _session_facts(session: SessionView) -> dict[str, Any]:
+    names = ("name", "state", "engine", "world", "captures", "incomplete", "first_step", "codec", "created", "closed")
+    return {name: getattr(session, name) for name in names}
 
 
-def _step_facts(run: Run, steps: Sequence[int]) -> dict[str, Any]:
+def _step_facts(run: Run) -> dict[str, Any]:
+    """`gaps` are steps before the last complete one that the schedule wanted and that are not complete."""
+    ledger, steps = run.ledger, run.steps
     complete = set(steps)
-    ledger = run.ledger
-    due = [int(step) for step, capture in zip(ledger.steps, ledger["capture"], strict=True) if capture >= 0]
-    last = steps[-1] if steps else -math.inf
-    missing = [step for step in due if step not in complete and step < last]
+    due = [step for step, capture in zip(ledger.steps, ledger["capture"].tolist(), strict=True) if capture >= 0]
     return {
         "first": steps[0] if steps else None,
         "last": steps[-1] if steps else None,
         "count": len(steps),
-        "gaps": missing,
+        "gaps": [step for step in due if steps and step not in complete and step < steps[-1]],
     }
 
 
@@ -103,7 +100,8 @@ def _picture(facts: dict[str, Any]) -> Any:
             f"{params['unoptimized']} unoptimized",
             "elements": f"{params['elements']:,} a step",
             "dtypes": ", ".join(f"{count} {dtype}" for dtype, count in params["dtypes"].items()) or "-",
-            "bytes": f"{size(facts['raw_bytes'])} raw, {size(facts['stored_bytes'])} stored{ratio}",
+            "bytes": f"{size(facts['raw_bytes'])} raw, {size(facts['stored_bytes'])} stored{ratio}, "
+            f"{size(facts['other_bytes'])} of summaries, ledger and journals",
             "format": str(facts["format"]),
         }
     )

@@ -9,11 +9,11 @@ import typer
 
 from gradtap.cli.arguments import Store
 from gradtap.cli.output import Answer, Csv, Json, Jsonl, emit, form_of, number, shape_text, table
-from gradtap.errors import ParamNotFoundError, nearest
+from gradtap.errors import IncompleteError, ParamNotFoundError, nearest
 
 if TYPE_CHECKING:
     from gradtap.read import Run
-    from gradtap.types import ParamSpec
+    from gradtap.types import ArrayPlan, ParamSpec
 
 
 def ls(
@@ -57,16 +57,14 @@ def parameter_rows(run: Run, pattern: str, step: int | None) -> tuple[int | None
     `arrays` counts the Zarr arrays of a parameter (0: not stored, more than 1: cut between owners); `chunk` is
     the shape of one inner chunk without the capture axis. Raises `ParamNotFoundError` and `StepNotFoundError`.
     """
-    from gradtap.plan.chunks import param_arrays
-
     found = matching(run, pattern)
     steps = run.steps
     at = step if step is not None else int(steps[-1]) if len(steps) else None
     norms = _norms(run, found, at)
-    plan, places = run.plan, {p.name: i for i, p in enumerate(run.plan.params)}
+    pieces = _arrays(run)
     rows = []
     for spec in found:
-        arrays = param_arrays(plan, places[spec.name]) if spec.stored else ()
+        arrays = pieces.get(spec.name, [])
         rows.append(
             {
                 "name": spec.name,
@@ -74,19 +72,35 @@ def parameter_rows(run: Run, pattern: str, step: int | None) -> tuple[int | None
                 "dtype": spec.dtype,
                 "status": spec.status,
                 "arrays": len(arrays),
-                "chunk": list(plan.arrays[arrays[0]].chunk) if arrays else None,
+                "chunk": list(arrays[0].chunk) if arrays else None,
                 "norm": norms.get(spec.name),
             }
         )
     return at, rows
 
 
+def _arrays(run: Run) -> dict[str, list[ArrayPlan]]:
+    """The Zarr arrays of each stored parameter in the newest session."""
+    from gradtap.store.paths import SessionPaths
+    from gradtap.store.session import read_head
+
+    plan = read_head(SessionPaths(run.path, run.sessions[-1].name)).plan
+    found: dict[str, list[ArrayPlan]] = {}
+    for array in plan.arrays:
+        found.setdefault(plan.params[array.param].name, []).append(array)
+    return found
+
+
 def _norms(run: Run, params: list[ParamSpec], step: int | None) -> dict[str, float]:
-    if step is None:
+    stored = [p.name for p in params if p.stored]
+    if step is None or not stored:
         return {}
-    norms = run.norms(steps=[step])
-    wanted = {p.name for p in params}
-    return {name: float(row[0]) for name, row in zip(norms.params, norms.values, strict=True) if name in wanted}
+    try:
+        norms = run.norms(stored, steps=[step])
+    except IncompleteError:
+        # Recorded without summaries: the other columns are still worth printing, and a norm shows as missing.
+        return {}
+    return {name: float(row[0]) for name, row in zip(norms.params, norms.values, strict=True)}
 
 
 def _picture(rows: list[dict[str, Any]], title: str) -> Any:

@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import math
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +28,10 @@ Form = Literal["table", "json", "jsonl", "csv"]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object, with a schema name.")]
 Jsonl = Annotated[bool, typer.Option("--jsonl", help="One JSON object a line.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Comma-separated values with a header line.")]
+
+
+PIPE_WIDTH = 200
+"""Columns where there is no terminal: a row of a table stays one line for grep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +92,9 @@ def console(*, stderr: bool = False) -> Console:
     """A console of rich, which knows the terminal's width and honours NO_COLOR."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False)
+    stream = sys.stderr if stderr else sys.stdout
+    fixed = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+    return Console(stderr=stderr, highlight=False, width=fixed)
 
 
 def to_json(value: Any) -> str:

@@ -30,6 +30,9 @@ ODD = "!"
 BLOCKS = "▁▂▃▄▅▆▇█"
 """Eight heights of one character, for sparklines."""
 
+BAR_WIDTH = 40
+"""Columns of the longest bar; with its label it fits the narrowest usual terminal."""
+
 HISTOGRAM_ROWS = 24
 """Most rows of a histogram: one screen with its header."""
 
@@ -95,12 +98,13 @@ def histogram(counts: Sequence[int], edges: Sequence[float]) -> RenderableType:
     from rich.table import Table
 
     rows = _bins(counts, edges)
-    grid = Table.grid(padding=(0, 1), expand=True)
-    for justify, ratio in (("right", None), ("right", None), (None, 1)):
-        grid.add_column(justify=justify or "left", ratio=ratio, no_wrap=True)  # type: ignore[arg-type]
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column()
     largest = max((count for count, _, _ in rows), default=0)
     for count, low, high in rows:
-        grid.add_row(f"{low:.2g} .. {high:.2g}", str(count), Bar(largest, 0, count))
+        grid.add_row(f"{low:.2g} .. {high:.2g}", str(count), Bar(largest, 0, count, width=BAR_WIDTH))
     return grid if rows else "no finite values"
 
 

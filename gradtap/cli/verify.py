@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gradtap.cli.arguments import Store
 from gradtap.cli.exits import DAMAGED
-from gradtap.cli.output import Answer, Csv, Json, Jsonl, console, emit, form_of, table
+from gradtap.cli.output import Answer, Csv, Json, Jsonl, console, emit, form_of
 
 if TYPE_CHECKING:
-    from gradtap.read.verify import VerifyReport
+    from gradtap.read.verify import Damage, VerifyReport
 
 
 def verify(
@@ -22,13 +23,19 @@ def verify(
     as_jsonl: Jsonl = False,
     as_csv: Csv = False,
 ) -> None:
-    """Check a run; exit code 5 and one finding for each damage, with its file and cure."""
+    """Check a run; exit code 5 where something is damaged, with file, parameter, step and cure."""
     form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=as_csv)
     report = _with_progress(store, deep)
-    rows = [{"file": d.file, "param": d.param, "step": d.step, "what": d.what, "cure": d.cure} for d in report.findings]
-    facts = {"store": store, "deep": deep, "sound": not rows, "checked": dict(report.checked)}
-    emit(Answer(verb="verify", facts=facts, rows=rows, rows_name="findings", pictures=_pictures(facts, rows)), form)
-    if rows:
+    rows = [asdict(finding) for finding in report.findings]
+    facts = {
+        "store": store,
+        "deep": deep,
+        "sound": report.sound,
+        "checked": dict(report.checked),
+        "notes": [asdict(note) for note in report.notes],
+    }
+    emit(Answer(verb="verify", facts=facts, rows=rows, rows_name="findings", pictures=_pictures(report)), form)
+    if not report.sound:
         raise typer.Exit(DAMAGED)
 
 
@@ -44,17 +51,21 @@ def _with_progress(store: str, deep: bool) -> VerifyReport:
         return check(store, deep=deep, progress=lambda done, total: bar.update(task, completed=done, total=total))
 
 
-def _pictures(facts: dict[str, Any], rows: list[dict[str, Any]]) -> list[Any]:
+def _pictures(report: VerifyReport) -> list[Any]:
     from rich.text import Text
 
-    counted = ", ".join(f"{count} {name}" for name, count in facts["checked"].items())
-    if not rows:
-        more = "" if facts["deep"] else "; --deep also checks the bytes of every chunk"
-        return [Text(f"sound: {counted} checked{more}")]
-    columns = {"file": "left", "parameter": "left", "step": "right", "what": "left", "cure": "left"}
-    cells = ([_text(row[name]) for name in ("file", "param", "step", "what", "cure")] for row in rows)
-    return [table(columns, cells), Text(f"{len(rows)} findings; {counted} checked")]
+    counted = ", ".join(f"{count} {name}" for name, count in report.checked.items())
+    texts = [_block("damage", one) for one in report.findings] + [_block("note", one) for one in report.notes]
+    if report.sound:
+        more = "" if report.deep else "; --deep also checks the bytes of every chunk"
+        texts.append(f"sound: {counted} checked{more}")
+    else:
+        texts.append(f"{len(report.findings)} findings; {counted} checked")
+    return [Text(text) for text in texts]
 
 
-def _text(value: Any) -> str:
-    return "-" if value is None else str(value)
+def _block(kind: str, found: Damage) -> str:
+    where = [found.file]
+    where += [f"parameter {found.param}"] if found.param is not None else []
+    where += [f"step {found.step}"] if found.step is not None else []
+    return f"{kind}: {', '.join(where)}\n  {found.what}\n  cure: {found.cure}\n"

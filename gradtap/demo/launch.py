@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -74,7 +75,11 @@ def run_check(work: Path, module: str = CHECK) -> dict[str, Any]:
     """The result that the checking process printed; one that does not hold, with its words, where it failed."""
     with (work / "check.err").open("wb") as log:
         command = [sys.executable, "-m", module, str(work)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, check=False)
+        # One thread: on a busy machine several would spend their time waiting for each other.
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, check=False
+        )
     if done.returncode == 0:
         result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return result

@@ -54,13 +54,13 @@ def run_group(
 def rank_variables(environment: dict[str, str], world: int) -> list[dict[str, str]]:
     """The environment of each rank: the caller's, less what an outer launcher left in it."""
     kept = {k: v for k, v in environment.items() if not k.startswith(("ACCELERATE_", "TORCHELASTIC_"))}
-    cores = len(os.sched_getaffinity(0))
     shared = {
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
-        "OMP_NUM_THREADS": str(min(4, max(1, cores // world))),
+        # Threads of several processes would wait for each other's cores; the model is small enough for one each.
+        "OMP_NUM_THREADS": "1",
         "GRADTAP_CAPACITY": str(CAPACITY),
         "GRADTAP_MAX_TIME": str(CAPACITY),
         "PYTHONUNBUFFERED": "1",

@@ -157,5 +157,6 @@ def _complete(check: dict[str, Any], options: Options, steps: list[int]) -> dict
 
 
 def _whole_array(session: Path) -> str:
-    pieces: Any = zarr.open_group(session / "gradients.zarr", mode="r").attrs["pieces"]
-    return str(next(piece["arrays"][0] for piece in pieces.values() if len(piece["arrays"]) == 1))
+    # A parameter cut between two owners has an array for each ("name@start"), and arrays of facts begin with "_".
+    names = sorted(name for name, _ in zarr.open_group(session / "gradients.zarr", mode="r").arrays())
+    return next(name for name in names if "@" not in name and not name.startswith("_"))

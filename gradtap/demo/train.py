@@ -6,7 +6,6 @@ Run as `python -m gradtap.demo.train WORK`, where WORK holds `options.json`; the
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,6 @@ class Progress:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     folder = Path(sys.argv[1])
     try:
         train(Options.load(folder / "options.json"), folder)

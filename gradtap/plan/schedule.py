@@ -1,7 +1,7 @@
 """Which step gets which capture number: a pure function of the entries of the schedule log.
 
-An entry changes numbers of steps from its own step on, and no others; so a rank that has read fewer entries is right
-about every step below the first entry that it lacks. Nothing here reads or writes the log.
+An entry leaves every number that was given before its own step; so a rank that has read fewer entries is right about
+every capture before the first entry that it lacks. Nothing here reads or writes the log.
 """
 
 from __future__ import annotations
@@ -77,9 +77,10 @@ class _Segment:
 class Schedule:
     """Capture numbers of one session. Immutable; cost does not grow with the number of captures.
 
-    Entries may be logged in any order of their steps; they take effect in the order of their steps, and those of one
-    step in the order of the log. Raises `UsageError` unless the first entry is a `ChangeEntry` and no other one
-    reaches before it.
+    The step at which an entry takes effect is never below that of an entry logged before it; those of one step act in
+    the order of the log. So more entries never change a number once given, promoted ones included, from the last
+    entry's step down. Raises `UsageError` for a log out of order, one that does not begin with a `ChangeEntry`, or
+    one that promotes a step before its first.
     """
 
     def __init__(self, entries: Iterable[Entry]) -> None:
@@ -87,11 +88,11 @@ class Schedule:
         first = self.entries[0] if self.entries else None
         if not isinstance(first, ChangeEntry):
             raise UsageError("a schedule begins with a change entry, which says the session's first step")
-        self.first_step = first.from_step
+        self.first_step = self._effect = first.from_step
         self._segments = [_Segment(first.from_step, 0, first)]
         self._promoted: dict[int, int] = {}
         self._promotions: list[tuple[int, tuple[int, ...]]] = [(0, ())]
-        for entry in sorted(self.entries[1:], key=_effect):
+        for entry in self.entries[1:]:
             self._take(entry)
         self._starts = [segment.start for segment in self._segments]
         self._bases = [segment.base for segment in self._segments]
@@ -141,11 +142,14 @@ class Schedule:
 
     def _take(self, entry: Entry) -> None:
         last, step = self._segments[-1], _effect(entry)
-        lowest = min(entry.steps, default=step) if isinstance(entry, PromoteEntry) else step
-        if lowest < self.first_step:
+        if step < self._effect:
             raise UsageError(
-                f"step {lowest} is before the session's first step {self.first_step}; start there or later"
+                f"an entry at step {step} is logged after one at step {self._effect}; "
+                "entries must take effect in the order of the log"
             )
+        self._effect = step
+        if isinstance(entry, PromoteEntry) and entry.steps and entry.steps[0] < self.first_step:
+            raise UsageError(f"step {entry.steps[0]} cannot be promoted; this session begins at step {self.first_step}")
         base = last.number(step)
         if isinstance(entry, ChangeEntry):
             self._segments.append(_Segment(step, base, entry))

@@ -19,10 +19,12 @@ def canonical_json(obj: Any) -> bytes:
 
 def plan_to_json(plan: SessionPlan) -> dict[str, Any]:
     """The plan as a JSON object; owners as runs of [rank, number of shard columns]."""
+    # Arrays of one ownership share their tuple of owners, which may be long: count its runs once.
+    known: dict[int, list[list[int]]] = {}
     return {
         "world": plan.world,
         "params": [_param_to_json(spec) for spec in plan.params],
-        "arrays": [_array_to_json(array) for array in plan.arrays],
+        "arrays": [_array_to_json(array, known) for array in plan.arrays],
     }
 
 
@@ -99,7 +101,10 @@ def _param_from_json(found: Mapping[str, Any]) -> ParamSpec:
     )
 
 
-def _array_to_json(array: ArrayPlan) -> dict[str, Any]:
+def _array_to_json(array: ArrayPlan, known: dict[int, list[list[int]]]) -> dict[str, Any]:
+    key = id(array.owners)
+    if key not in known:
+        known[key] = runs(array.owners)
     return {
         "name": array.name,
         "param": array.param,
@@ -110,7 +115,7 @@ def _array_to_json(array: ArrayPlan) -> dict[str, Any]:
         "time": array.time,
         "shard": list(array.shard),
         "chunk": list(array.chunk),
-        "owners": runs(array.owners),
+        "owners": known[key],
     }
 
 

@@ -1,7 +1,8 @@
 """Which captures of a session are complete, and what became of one that is not.
 
-`_step` (what rank 0 has published) serves for the bulk, the journals for what lies beyond it: a capture is complete when
-every rank's journal has committed it for one and the same step. A look costs one `stat` a rank while nothing changes.
+`_step` (what rank 0 has published) serves for the bulk, the journals for what lies beyond it: a capture is complete
+when every rank's journal has committed it for one and the same step. A look costs one `stat` a rank while nothing
+changes.
 """
 
 from __future__ import annotations

@@ -75,12 +75,13 @@ class FileCache:
 
 
 class ChunkReader:
-    """Reads the chunks of one session. `reads` counts the chunk bodies read, for whoever must know what was touched."""
+    """Reads the chunks of one session. `reads` counts the chunk bodies read, `last_bytes` has the size of the last."""
 
     def __init__(self, session: Session, files: FileCache) -> None:
         self.session = session
         self.files = files
         self.reads = 0
+        self.last_bytes = 0
 
     def values(self, chunk: ChunkPlan, capture: int, step: int, crc: int) -> NDArray[Any]:
         """Elements `chunk.start` to `chunk.stop` of the parameter, 1-D, in the array's dtype.
@@ -145,6 +146,7 @@ class ChunkReader:
         with naming("read", path):
             data = pread_all(handle.fd, nbytes - skip, offset + skip)
         self.reads += 1
+        self.last_bytes = nbytes
         if len(data) != nbytes - skip:
             raise self.damage(chunk, capture, step, f"{nbytes} bytes from {offset} on run past the end of the file")
         body, stored = split_crc(data)

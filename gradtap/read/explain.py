@@ -22,7 +22,9 @@ def in_flight(step: int, readers: Sequence[SessionReader]) -> Place | None:
     return None
 
 
-def explain_absent(step: int, readers: Sequence[SessionReader], known: Sequence[int]) -> NotFoundError | IncompleteError:
+def explain_absent(
+    step: int, readers: Sequence[SessionReader], known: Sequence[int]
+) -> NotFoundError | IncompleteError:
     """The error for a step that no session holds complete. Raises `DamagedError` where the journals are damaged."""
     for reader in reversed(readers):
         state = _state(step, reader)
@@ -35,19 +37,19 @@ def say_state(state: CaptureState, reader: SessionReader) -> str:
     """Why a capture is not complete, which ranks, and what to do."""
     where = f"session {reader.session.name}, capture {state.capture}"
     if state.dropped:
-        return f"{_ranks(state.dropped)} dropped it, the buffer was full or the schedule had changed ({where})"
+        return f"{say_ranks(state.dropped)} dropped it, the buffer was full or the schedule had changed ({where})"
     if state.failed:
-        return f"it failed on {_ranks(state.failed)} ({where}); the training's log says why"
+        return f"it failed on {say_ranks(state.failed)} ({where}); the training's log says why"
     if state.strayed:
-        return f"{_ranks(state.strayed)} recorded another step under its number ({where}); run `gradtap verify`"
+        return f"{say_ranks(state.strayed)} recorded another step under its number ({where}); run `gradtap verify`"
     if reader.session.state == "live":
         return (
-            f"it is in flight, {_ranks(state.missing)} of {reader.session.plan.world} have not committed it yet "
+            f"it is in flight, {say_ranks(state.missing)} of {reader.session.plan.world} have not committed it yet "
             f"({where}); try again in a moment, or read what is there with partial=True"
         )
     return (
-        f"{_ranks(state.missing)} of {reader.session.plan.world} never committed it, the job ended before ({where}); "
-        "read what is there with partial=True"
+        f"{say_ranks(state.missing)} of {reader.session.plan.world} never committed it, the job ended before that "
+        f"({where}); read what is there with partial=True"
     )
 
 
@@ -69,7 +71,8 @@ def _reason(step: int, readers: Sequence[SessionReader], known: Sequence[int]) -
     return text
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def say_ranks(ranks: Sequence[int]) -> str:
+    """`rank 1`, `ranks 1, 2` or `ranks 1, 2 and 9 more`."""
     shown = ", ".join(map(str, ranks[:SHOWN]))
     more = f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else ""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"

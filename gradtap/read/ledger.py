@@ -143,7 +143,7 @@ class Ledger(Mapping[str, Array]):
         """All that is known of one step; `flags` as names. Raises `StepNotFoundError`."""
         at = int(np.searchsorted(self.steps, step)) if self.steps else 0
         if at >= len(self.steps) or self.steps[at] != step:
-            near = [s for s in self.steps[max(0, at - 2) : at + 2]]
+            near = list(self.steps[max(0, at - 2) : at + 2])
             raise StepNotFoundError(f"the ledger has no step {step}; the nearest are {near}, see ledger.steps")
         found = {name: self._column(name, np.array([at]))[0] for name in self.columns}
         plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in found.items()}
@@ -170,7 +170,11 @@ def _joined(field: LedgerField, length: int, parts: Sequence[tuple[NDArray[np.in
     width = tuple(max(sizes) for sizes in zip(*(p.shape[1:] for _, p in parts), strict=True)) if parts else ()
     out = np.full((length, *width), field.fill, field.dtype)
     for rows, part in parts:
-        out[(rows, *(slice(0, n) for n in part.shape[1:]))] = part
+        # A column has at most one axis beside the rows.
+        if part.ndim == 1:
+            out[rows] = part
+        else:
+            out[rows, : part.shape[1]] = part
     return out
 
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradtap.errors import IncompleteError, ParamNotFoundError, UsageError, nearest
+from gradtap.matching import Select, select_params
 from gradtap.read.assemble import SessionReader
 from gradtap.store.ledger_fields import SUMMARY_STATS
+from gradtap.types import ParamSpec
 
 STATS = tuple(stat for stat in SUMMARY_STATS if stat != "hist")
 """Statistics that are one number for a parameter and step."""
-
-Match = str | Iterable[str] | Callable[[str], bool] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,39 +41,32 @@ def check_stat(stat: str) -> str:
     return stat
 
 
-def matching(match: Match, names: Sequence[str]) -> tuple[str, ...]:
-    """The names that `match` means, in their own order: None (all), a name or a pattern such as `layers.*.bias`,
-    several of these, or a predicate.
+def matching(match: Select | None, params: Sequence[ParamSpec]) -> tuple[str, ...]:
+    """Names of the stored parameters that `match` means, in their own order; None means all of them.
 
-    Raises `ParamNotFoundError` where a name or pattern means none.
+    `match` is a name, a glob such as `layers.*.bias`, several globs (`!` excludes), or a function over (name, shape).
+    Raises `ParamNotFoundError` where it means none, `UsageError` for anything else.
     """
-    if match is None:
-        return tuple(names)
-    if callable(match):
-        found = {name for name in names if match(name)}
-        if not found:
-            raise ParamNotFoundError("no parameter with stored gradients satisfies the predicate; see run.params")
-        return tuple(name for name in names if name in found)
-    wanted: set[str] = set()
-    for pattern in [match] if isinstance(match, str) else match:
-        hits = {pattern} & set(names) or set(fnmatch.filter(names, pattern))
-        if not hits:
-            raise ParamNotFoundError(
-                f"{pattern!r} matches no parameter with stored gradients{nearest(pattern, names)}; give a name of "
-                "run.params or a pattern such as 'layers.*.weight'"
-            )
-        wanted |= hits
-    return tuple(name for name in names if name in wanted)
+    stored = [p for p in params if p.stored]
+    # A name is taken as it stands first: one with brackets in it is a glob that does not match itself.
+    if isinstance(match, str) and any(p.name == match for p in stored):
+        return (match,)
+    try:
+        chosen = select_params(match, stored)
+    except ParamNotFoundError as error:
+        near = nearest(match, [p.name for p in stored]) if isinstance(match, str) else ""
+        raise ParamNotFoundError(f"match={match!r} names no parameter with stored gradients{near}") from error
+    return tuple(p.name for i, p in enumerate(stored) if chosen is None or i in chosen)
 
 
 def read_norms(
-    places: Sequence[tuple[int, SessionReader, int]], names: Sequence[str], *, match: Match, stat: str
+    places: Sequence[tuple[int, SessionReader, int]], specs: Sequence[ParamSpec], *, match: Select | None, stat: str
 ) -> Norms:
     """The statistic of the parameters that match, at `places`: (step, its session, its capture), ascending.
 
     Raises `IncompleteError` where none of the sessions stored summaries.
     """
-    params = matching(match, names)
+    params = matching(match, specs)
     steps = tuple(step for step, _, _ in places)
     values = np.full((len(params), len(places)), np.nan)
     readers = {id(reader): reader for _, reader, _ in places}

@@ -19,17 +19,18 @@ import numpy as np
 
 from gradtap.errors import IncompleteError, ParamNotFoundError, StepNotFoundError, StoreError, UsageError, nearest
 from gradtap.flags import names_of
+from gradtap.matching import Select
 from gradtap.read.assemble import SessionReader, blank
 from gradtap.read.attempts import Attempt, AttemptIndex, Place
 from gradtap.read.chunks import FileCache
 from gradtap.read.explain import explain_absent, in_flight
 from gradtap.read.info import RunInfo, describe
 from gradtap.read.ledger import Ledger
-from gradtap.read.norms import Match, Norms, check_stat, read_norms
+from gradtap.read.norms import Norms, check_stat, read_norms
 from gradtap.read.session import Session, SessionView, file_signature
 from gradtap.selection import Selection
 from gradtap.store.runfile import RUN_NAME, RunFile, read_run
-from gradtap.types import GradSlice, ParamSpec
+from gradtap.types import GradSlice, ParamSpec, SessionPlan
 
 Steps = Iterable[int] | slice
 
@@ -100,6 +101,12 @@ class Run:
         return readers[-1].session.plan.params if readers else ()
 
     @property
+    def plan(self) -> SessionPlan | None:
+        """How the newest session lays out its arrays; None for a run without sessions."""
+        readers = self._sessions()
+        return readers[-1].session.plan if readers else None
+
+    @property
     def steps(self) -> tuple[int, ...]:
         """Steps with a complete capture, ascending. Looked up anew at each access; cheap while nothing changed."""
         return self._attempts().steps
@@ -125,15 +132,20 @@ class Run:
         """What is in the run: sessions, parameters, steps, sizes. Counts files, reads no gradient."""
         return describe(self.path, self._file, self._sessions(), self.steps)
 
-    def attempts(self, step: int) -> tuple[Attempt, ...]:
-        """The complete captures of a step, oldest first, numbered from 1; the last one is in force.
+    def attempts(self, step: int) -> tuple[int, ...]:
+        """Numbers of the complete captures of a step, from 1; the last one is in force.
 
         Raises `StepNotFoundError`, or `IncompleteError` for a step in flight or dropped.
         """
+        return tuple(attempt.number for attempt in self.locate(step))
+
+    def locate(self, step: int) -> tuple[Attempt, ...]:
+        """Where each attempt at a step lies: its session, and its index along axis 0 of that session's arrays.
+
+        Raises as `attempts`.
+        """
         places = self._attempts().places(_step(step)) or self._absent(_step(step))
-        return tuple(
-            Attempt(number=i, session=p.reader.session.name, capture=p.capture) for i, p in enumerate(places, 1)
-        )
+        return tuple(Attempt(number=p.attempt, session=p.reader.session.name, capture=p.capture) for p in places)
 
     def grad(
         self,
@@ -180,19 +192,18 @@ class Run:
             factor=tuple(factor for factor, _ in facts),
         )
 
-    def norms(self, match: Match = None, steps: Steps | None = None, stat: str = "l2") -> Norms:
+    def norms(self, match: Select | None = None, steps: Steps | None = None, stat: str = "l2") -> Norms:
         """Parameter x step matrix of a stored statistic; reads summaries only.
 
-        `match`: None (all), a name or pattern (`layers.*.weight`), several, or a predicate. `steps` as in `grad`; all
-        by default. `stat`: l2, l1, absmax, mean, std, zeros, nan or inf. Raises `ParamNotFoundError`,
-        `StepNotFoundError`, `UsageError`, and `IncompleteError` where no summaries were stored.
+        `match`: None (all), a name, a glob (`layers.*.weight`), several (`!` excludes), or a function over (name,
+        shape). `steps` as in `grad`; all by default. `stat`: l2, l1, absmax, mean, std, zeros, nan or inf. Raises
+        `ParamNotFoundError`, `StepNotFoundError`, `UsageError`, and `IncompleteError` where no summaries were stored.
         """
         check_stat(stat)
         index = self._attempts()
         chosen = index.steps if steps is None else self._chosen(steps, index.steps)
         places = [self._place(each, index, attempt=None, partial=False) for each in sorted(set(chosen))]
-        names = [p.name for p in self.params if p.stored]
-        return read_norms([(p.step, p.reader, p.capture) for p in places], names, match=match, stat=stat)
+        return read_norms([(p.step, p.reader, p.capture) for p in places], self.params, match=match, stat=stat)
 
     def _values(
         self, param: ParamSpec, where: Selection, places: list[Place], *, partial: bool
@@ -249,7 +260,9 @@ class Run:
         elif isinstance(steps, Iterable) and not isinstance(steps, str):
             chosen = tuple(_step(each) for each in steps)
         else:
-            raise UsageError(f"steps is {steps!r}; give step numbers such as [1, 5], or a slice such as slice(100, 200)")
+            raise UsageError(
+                f"steps is {steps!r}; give step numbers such as [1, 5], or a slice such as slice(100, 200)"
+            )
         if not chosen:
             raise StepNotFoundError(f"steps={steps!r} names no recorded step; this run has {_span(known)}")
         return chosen
@@ -314,9 +327,7 @@ def _between(steps: slice, known: tuple[int, ...]) -> tuple[int, ...]:
     if stride is not None and stride < 1:
         raise UsageError(f"the stride of steps is {stride}; use 1 or more")
     origin = start if start is not None else (known[0] if known else 0)
-    return tuple(
-        s for s in known if s >= origin and (stop is None or s < stop) and (s - origin) % (stride or 1) == 0
-    )
+    return tuple(s for s in known if s >= origin and (stop is None or s < stop) and (s - origin) % (stride or 1) == 0)
 
 
 def _span(known: tuple[int, ...]) -> str:

@@ -170,7 +170,9 @@ class Session:
             at = chunk.stop
         spec = self.plan.params[param]
         if at != spec.numel:
-            raise DamagedError(f"{self.paths.session_json}: the arrays of {spec.name!r} do not cover it from element {at}; {CURE}")
+            raise DamagedError(
+                f"{self.paths.session_json}: the arrays of {spec.name!r} do not cover it from element {at}; {CURE}"
+            )
         return tuple(found)
 
 
@@ -186,7 +188,9 @@ def check_plan(plan: SessionPlan, file: Path) -> None:
         if not name or "/" in name or "\\" in name or "\0" in name or name.startswith((".", "_")):
             raise DamagedError(f"{file}: an array is called {name!r}, which no writer makes; {CURE}")
         if not 0 <= array.param < len(plan.params):
-            raise DamagedError(f"{file}: array {name!r} belongs to parameter {array.param}, which is not listed; {CURE}")
+            raise DamagedError(
+                f"{file}: array {name!r} belongs to parameter {array.param}, which is not listed; {CURE}"
+            )
         if min((array.time, *array.shape, *array.shard, *array.chunk)) < 1:
             raise DamagedError(f"{file}: array {name!r} has an extent below 1; {CURE}")
         if any(s % c for s, c in zip(array.shard, array.chunk, strict=True)):

@@ -6,7 +6,6 @@ Order of a commit: chunk bodies, index entries, summary rows, ledger row, journa
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,7 +134,7 @@ class CaptureWriter:
             return "failed", error
         return state, None
 
-    def _ledger(self, step: _Open, state: RecordState | None) -> Mapping[str, Any]:
+    def _ledger(self, step: _Open, state: RecordState | None) -> dict[str, Any]:
         written, facts = step.written, step.facts
         parts = [part for parts in written.summaries.values() for part in parts]
         flags = facts.flags | (INEXACT_UNSCALE if written.inexact else 0)
@@ -172,5 +171,3 @@ class CaptureWriter:
         if sync:
             self._journal.sync()
             self._unsynced = 0
-
-

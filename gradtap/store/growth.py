@@ -49,7 +49,6 @@ def write_rank_group(paths: SessionPaths, layout: RowLayout, rank: int, *, captu
         _write_metadata(paths, spec.path, row_array(spec, length), fresh=True)
 
 
-
 def _gradient_metadata(layout: RowLayout, codec: str, captures: int) -> dict[str, dict[str, Any]]:
     plan = layout.plan
     found: dict[str, dict[str, Any]] = {}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from gradtap.config import Settings
 from gradtap.store.files import make_dirs
@@ -16,6 +16,11 @@ from gradtap.store.paths import SessionPaths
 from gradtap.store.runfile import add_session, create_run
 from gradtap.store.session import create_session, wait_session
 from gradtap.types import EngineFacts, SessionPlan
+
+T = TypeVar("T")
+
+Prepare = Callable[[SessionPaths, RunLock | None], T]
+"""Makes what a rank needs in the session, before it says that it is ready."""
 
 
 class Meeting(Protocol):
@@ -50,11 +55,12 @@ class JobRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A rank's part in a session; rank 0 also holds the run's lock."""
+class Job(Generic[T]):
+    """A rank's part in a session, and what was prepared in it; rank 0 also holds the run's lock."""
 
     paths: SessionPaths
     lock: RunLock | None
+    prepared: T
 
     def leave(self) -> None:
         """Give the lock back, where this rank holds it."""
@@ -63,24 +69,35 @@ class Job:
 
 
 def join_job(
-    request: JobRequest, settings: Settings, plan: SessionPlan, facts: EngineFacts, meeting: Meeting
-) -> Job:
-    """Rank 0 makes the session and tells the others its nonce; they wait to see it in the store.
+    request: JobRequest,
+    settings: Settings,
+    plan: SessionPlan,
+    facts: EngineFacts,
+    meeting: Meeting,
+    prepare: Prepare[T],
+) -> Job[T]:
+    """Rank 0 makes the session and tells the others its nonce; they wait to see it in the store; each prepares.
 
     Raises what rank 0 met, on every rank; `RendezvousError` where the ranks do not meet in time.
     """
     if facts.rank == 0:
-        return _lead(request, settings, plan, facts, meeting)
+        return _lead(request, settings, plan, facts, meeting, prepare)
     nonce = str(meeting.receive()["nonce"])
     paths = wait_session(request.store, nonce, plan=plan, timeout=settings.attach_timeout / 2)
+    prepared = prepare(paths, None)
     meeting.ready(None)
     meeting.verdict()
-    return Job(paths, None)
+    return Job(paths, None, prepared)
 
 
 def _lead(
-    request: JobRequest, settings: Settings, plan: SessionPlan, facts: EngineFacts, meeting: Meeting
-) -> Job:
+    request: JobRequest,
+    settings: Settings,
+    plan: SessionPlan,
+    facts: EngineFacts,
+    meeting: Meeting,
+    prepare: Prepare[T],
+) -> Job[T]:
     nonce = secrets.token_hex(16)
     make_dirs(request.store)
     lock = RunLock.acquire(request.store, nonce, stale_after=settings.lock_stale)
@@ -95,20 +112,22 @@ def _lead(
             summary=request.summary,
             settings=settings,
         )
-        _list_when_met(request.store, paths, nonce, meeting)
+        prepared = _list_when_met(request.store, paths, nonce, meeting, lambda: prepare(paths, lock))
     except BaseException:
         lock.release()
         raise
     meeting.conclude(None)
-    return Job(paths, lock)
+    return Job(paths, lock, prepared)
 
 
-def _list_when_met(run_dir: Path, paths: SessionPaths, nonce: str, meeting: Meeting) -> None:
+def _list_when_met(run_dir: Path, paths: SessionPaths, nonce: str, meeting: Meeting, prepare: Callable[[], T]) -> T:
     """A session that some rank never saw holds nothing: it is removed, not listed."""
     try:
         meeting.announce({"nonce": nonce})
+        prepared = prepare()
         meeting.wait_ready()
         add_session(run_dir, paths.name)
+        return prepared
     except BaseException:
         shutil.rmtree(paths.root, ignore_errors=True)
         raise

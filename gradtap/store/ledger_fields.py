@@ -53,7 +53,9 @@ LEDGER_FIELDS = (
     LedgerField("divisor", "float64", NAN, "first", "what the engine divided the sum of micro-batches by"),
     LedgerField("clip_limit", "float64", NAN, "first", "clipping limit of the global norm; 0: clipping is off"),
     LedgerField("learning_rate", "float64", NAN, "first", "learning rate of each parameter group", wide="group"),
-    LedgerField("touched", "int32", -1, "touch", "first micro-batch that reached the parameter; -1: none", wide="param"),
+    LedgerField(
+        "touched", "int32", -1, "touch", "first micro-batch that reached the parameter; -1: none", wide="param"
+    ),
     LedgerField("flags", "uint64", 0, "or", "bits named by gradtap.flags"),
     LedgerField("record", "int8", 0, "max", "0 not due, 1 committed, 2 dropped, 3 failed"),
     LedgerField("seconds", "float64", NAN, "max", "seconds that the recorder took of the training thread"),
@@ -61,7 +63,9 @@ LEDGER_FIELDS = (
     LedgerField("raw_bytes", "int64", 0, "sum", "bytes of the captured elements in the store's dtype"),
     LedgerField("stored_bytes", "int64", 0, "sum", "bytes of the stored chunks"),
     LedgerField("inexact", "int64", 0, "sum", "elements that dividing by the loss scale rounded"),
-    LedgerField("state", "int8", 0, "first", "0 not known yet, 1 applied, 2 skipped (overflow), 3 not known", late=True),
+    LedgerField(
+        "state", "int8", 0, "first", "0 not known yet, 1 applied, 2 skipped (overflow), 3 not known", late=True
+    ),
     LedgerField("norm_engine", "float64", NAN, "first", "global norm as the engine gives it, unscaled", late=True),
     LedgerField("clip_coef", "float64", NAN, "first", "coefficient that clipping applied", late=True),
     LedgerField("norm", "float64", NAN, "merged", "global norm of what was captured"),
@@ -71,6 +75,9 @@ EARLY_FIELDS = tuple(f for f in LEDGER_FIELDS if not f.late and f.merge != "merg
 LATE_FIELDS = tuple(f for f in LEDGER_FIELDS if f.late)
 RANK_FIELDS = EARLY_FIELDS + LATE_FIELDS
 FIELDS_BY_NAME = {f.name: f for f in LEDGER_FIELDS}
+
+MARKERS = ("step", "state")
+"""Written after the other fields of their row: whoever sees them sees the early, or the late, fields whole."""
 
 SUMMARY_STATS = ("l2", "l1", "absmax", "mean", "std", "zeros", "nan", "inf", "hist")
 COUNT_STATS = frozenset({"zeros", "nan", "inf", "hist"})

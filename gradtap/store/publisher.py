@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradtap.config import Settings
-from gradtap.flags import NORM_MISMATCH
+from gradtap.flags import LATE_TOUCH, NONFINITE, NORM_MISMATCH, UNTOUCHED
 from gradtap.plan.chunks import rank_pieces
 from gradtap.plan.rules import StepsRule
 from gradtap.plan.schedule import ChangeEntry
@@ -35,6 +35,9 @@ BATCH = 1024
 
 CHECKED_CAPTURES = 3
 """Captures whose norm is compared with the engine's own: a wrong ownership map or scale shows at once."""
+
+INCOMPARABLE = UNTOUCHED | LATE_TOUCH | NONFINITE
+"""With offload, ZeRO leaves what the window did not touch out of its norm, though it applies it again."""
 
 NORM_TOLERANCE = {"float32": 1e-3, "float64": 1e-3, "bfloat16": 3e-2, "float16": 1e-2}
 """Relative; the engine sums in the gradient's own precision."""
@@ -114,9 +117,7 @@ class Publisher:
             while count * 4 > grown[axis] * 3:
                 grown[axis] *= 2
         if grown != self._length:
-            write_group(
-                self._paths, self._head.layout, self._head.codec, captures=grown["capture"], rows=grown["row"]
-            )
+            write_group(self._paths, self._head.layout, self._head.codec, captures=grown["capture"], rows=grown["row"])
             self._length = grown
 
     def _ready_rows(self) -> int:
@@ -201,7 +202,11 @@ class Publisher:
             return
         stop = self._next_late + int(known[-1]) + 1
         for field in LATE_FIELDS:
-            self._write(f"_ledger/{field.name}", self._next_late, self._rank_rows("ledger", 0, field.name, self._next_late, stop))
+            self._write(
+                f"_ledger/{field.name}",
+                self._next_late,
+                self._rank_rows("ledger", 0, field.name, self._next_late, stop),
+            )
         self._merge_norm(self._next_late, stop)
         self._next_late = stop
 
@@ -219,6 +224,9 @@ class Publisher:
 
     def _check_norm(self, row: int, norm: float, engine: float) -> None:
         if self._checked >= CHECKED_CAPTURES or not (math.isfinite(norm) and math.isfinite(engine)):
+            return
+        ranks = [self._rank_rows("ledger", rank, "flags", row, row + 1) for rank in range(self._world)]
+        if int(np.bitwise_or.reduce(np.concatenate(ranks))) & INCOMPARABLE:
             return
         self._checked += 1
         tolerance = max(NORM_TOLERANCE[p.dtype] for p in self._head.plan.params if p.stored)

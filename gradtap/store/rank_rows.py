@@ -1,4 +1,4 @@
-"""One rank's own ledger and summary rows, appended in step order. Writes before the journal record that commits them."""
+"""One rank's own ledger and summary rows, appended in step order, before the journal record that commits them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from gradtap.encode.summary import PieceSummary
 from gradtap.store.growth import write_rank_group
-from gradtap.store.ledger_fields import stat_dtype, stat_fill, stats_of
+from gradtap.store.ledger_fields import MARKERS, stat_dtype, stat_fill, stats_of
 from gradtap.store.paths import SessionPaths
 from gradtap.store.row_specs import RowLayout, by_path, rank_prefix, rank_specs
 from gradtap.store.rows import AppendRows
@@ -64,9 +64,9 @@ class RankRows:
             writer.write(capture, row)
 
     def write_ledger(self, row: int, values: Mapping[str, ArrayLike]) -> None:
-        """Write the named fields of one ledger row."""
-        for name, value in values.items():
-            self._writers[f"{rank_prefix('ledger', self._rank)}/{name}"].write(row, value)
+        """Write the named fields of one ledger row; last the one that says the row is there."""
+        for name in sorted(values, key=lambda name: name in MARKERS):
+            self._writers[f"{rank_prefix('ledger', self._rank)}/{name}"].write(row, values[name])
 
     def trim(self) -> None:
         """Declare the arrays as long as what they hold."""

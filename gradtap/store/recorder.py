@@ -150,5 +150,3 @@ class RankRecorder:
         if self._raise_errors and self._error is not None:
             error, self._error = self._error, None
             raise CaptureError(f"recording failed on rank {self._rank}: {error}") from error
-
-

@@ -17,6 +17,7 @@ from gradtap.plan.schedule import Entry, Schedule, entry_from_json, entry_to_jso
 from gradtap.plan.serial import canonical_json
 from gradtap.store import files
 
+
 def append_entry(path: Path, entry: Entry) -> None:
     """Add one entry at the end, the file is created where it is missing. On the disk when it returns.
 

@@ -88,8 +88,8 @@ class ShardFile:
     It may be closed and goes on where it was at the next append: the end and the entries set are kept here.
     """
 
-    def __init__(self, path: Path, fd: int, *, time: int, entries: int, order_sync: bool) -> None:
-        """Take over `fd`, an empty shard that is already at `path`. Use `create`."""
+    def __init__(self, path: Path, stat: os.stat_result, *, time: int, entries: int, order_sync: bool) -> None:
+        """Stand for an empty shard that is already at `path`, the file of `stat`. Use `create`."""
         self.path = path
         self.time = time
         self.entries = entries
@@ -97,8 +97,8 @@ class ShardFile:
         self.order_sync = order_sync
         self.dirty = True
         self.sealed = False
-        self._fd: int | None = fd
-        self._identity = _identity(os.fstat(fd))
+        self._fd: int | None = None
+        self._identity = _identity(stat)
         self._set = bytearray(time * entries)
 
     @classmethod
@@ -117,11 +117,10 @@ class ShardFile:
                         f"shard {path} exists already and is never overwritten; each start of a run writes a session "
                         "of its own, so another program put it there: move it away"
                     )
-                return cls(path, fd, time=time, entries=entries, order_sync=order_sync)
-            except BaseException:
-                os.close(fd)
-                raise
+                # Opened again under its own name at the first append: tools then do not list it as deleted.
+                return cls(path, os.fstat(fd), time=time, entries=entries, order_sync=order_sync)
             finally:
+                os.close(fd)
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temp)
 

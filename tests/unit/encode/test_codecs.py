@@ -75,7 +75,7 @@ def test_zarr_reads_the_stored_bytes(profile: str, tmp_path: Path) -> None:
 
 
 def test_tensorstore_reads_a_shard_of_stored_bytes(tmp_path: Path) -> None:
-    """tensorstore decodes two captures that lie in one shard file whose index comes first and has no checksum."""
+    """Two captures that lie in one shard file whose index comes first are read by tensorstore and zarr-python."""
     codec = ChunkCodec("exact", 8)
     captures = [VALUES[:300].astype(np.float64), VALUES[300:600].astype(np.float64) * 1e-9]
     sharding = {
@@ -101,6 +101,25 @@ def test_tensorstore_reads_a_shard_of_stored_bytes(tmp_path: Path) -> None:
     opened = tensorstore.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{tmp_path}/"}}).result()
     np.testing.assert_array_equal(opened.read().result(), np.stack(captures))
     np.testing.assert_array_equal(zarr.open_array(str(tmp_path), mode="r")[:], np.stack(captures))
+
+
+@pytest.mark.parametrize("itemsize", [4, 8])
+def test_metadata_is_that_of_the_format(itemsize: int) -> None:
+    """The exact profile's metadata is, to the letter, what format 1 says."""
+    assert ChunkCodec("exact", itemsize).zarr_codecs() == [
+        {"name": "bytes", "configuration": {"endian": "little"}},
+        {
+            "name": "blosc",
+            "configuration": {
+                "cname": "zstd",
+                "clevel": 1,
+                "shuffle": "shuffle",
+                "typesize": itemsize,
+                "blocksize": 524288,
+            },
+        },
+        {"name": "crc32c"},
+    ]
 
 
 def test_threads_share_a_codec() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
+import torch
 
 from gradtap.encode.widen import restore
 from gradtap.errors import UsageError
@@ -105,6 +108,25 @@ def test_edges_of_float64(value: float, k: int, expected: float, inexact: int) -
     result, count = restore(np.array([value]), "float64", k)
     np.testing.assert_array_equal(result, np.array([expected]))
     assert count == inexact
+
+
+@pytest.mark.parametrize("k", [1, -3, 127, -200])
+def test_subnormals_lost_to_flushing_are_counted(k: int) -> None:
+    """In a thread where the training lets subnormals be flushed to zero, each value lost so counts as inexact."""
+    values = np.array([2.0**-149, -(2.0**-140), 2.0**-100], np.float32)
+    found: list[tuple[np.ndarray, int]] = []
+
+    def work() -> None:
+        # The setting belongs to the thread, so it ends with it.
+        torch.set_flush_denormal(True)
+        found.append(restore(values, "float32", k))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    ((result, inexact),) = found
+    exact = np.ldexp(values.astype(np.float64), -k)
+    assert inexact == int((result.astype(np.float64) != exact).sum()) >= 2
 
 
 def test_unknown_dtype() -> None:

@@ -154,7 +154,7 @@ def test_pread_all_joins_short_reads(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_make_dirs_over_a_file_names_it(tmp_path: Path) -> None:
     """A file in the place of a folder is a StoreError naming it."""
     (tmp_path / "a").touch()
-    with pytest.raises(StoreError, match="cannot create folder .*/a/b"):
+    with pytest.raises(StoreError, match=r"cannot create folder .*/a/b"):
         files.make_dirs(tmp_path / "a" / "b")
     files.make_dirs(tmp_path / "c" / "d")
     files.sync_dir(tmp_path / "c" / "d")

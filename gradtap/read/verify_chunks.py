@@ -1,0 +1,96 @@
+"""Checks the chunks of one session against the checksums in the journals, and the seals of finished shards."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gradtap.encode.checksum import crc32c
+from gradtap.errors import DamagedError, GradtapError
+from gradtap.plan.chunks import rank_chunks
+from gradtap.read.assemble import SessionReader
+from gradtap.read.chunks import Handle
+from gradtap.read.report import Findings
+from gradtap.read.verify_journals import Journals
+from gradtap.store.files import pread_all
+from gradtap.store.journal import JournalRecord
+from gradtap.store.shard import PAIR, is_sealed, read_entry, seal_crc
+from gradtap.types import ChunkPlan
+
+LOST = "the gradient of this parameter at this step is lost; restore the file from a copy of the run"
+SEAL = "the chunks themselves were compared one by one; restore the file from a copy of the run"
+
+
+def check_chunks(reader: SessionReader, journals: Journals, found: Findings) -> None:
+    """Every chunk of every committed record."""
+    lost: set[Path] = set()
+    plan = reader.session.plan
+    for rank in range(plan.world):
+        for capture in range(journals.extent):
+            try:
+                record = reader.captures.record(rank, capture)
+            except GradtapError:
+                continue
+            if record is not None and record.state == "committed":
+                for chunk in rank_chunks(plan, rank):
+                    _check_chunk(reader, chunk, record, found, lost)
+    if reader.session.closed is not None:
+        _check_seals(reader, journals, found, lost)
+
+
+def _check_chunk(
+    reader: SessionReader, chunk: ChunkPlan, record: JournalRecord, found: Findings, lost: set[Path]
+) -> None:
+    path = reader.chunks.path(chunk, record.capture)
+    if path in lost:
+        return
+    plan = reader.session.plan
+    name = plan.params[plan.arrays[chunk.array].param].name
+    try:
+        if not record.present[chunk.slot]:
+            _check_empty(reader, chunk, record.capture, path)
+            return
+        crc = int(record.crcs[chunk.slot])
+        found.checked["chunks"] += 1
+        if found.deep:
+            reader.chunks.values(chunk, record.capture, record.step, crc)
+        else:
+            reader.chunks.probe(chunk, record.capture, record.step, crc)
+        found.checked["bytes"] += reader.chunks.last_bytes
+    except DamagedError as error:
+        found.damage(path, str(error), LOST, param=name, step=record.step)
+        if not path.exists():
+            lost.add(path)
+
+
+def _check_empty(reader: SessionReader, chunk: ChunkPlan, capture: int, path: Path) -> None:
+    if not path.exists():
+        return
+    array = reader.session.plan.arrays[chunk.array]
+    handle = reader.chunks.files.get(path)
+    if read_entry(handle.fd, array.time, array.entries, capture % array.time, chunk.entry, name=path) is not None:
+        raise DamagedError(f"{path}: capture {capture} has a chunk {chunk.entry} that its journal does not know")
+
+
+def _check_seals(reader: SessionReader, journals: Journals, found: Findings, lost: set[Path]) -> None:
+    for array in reader.session.plan.arrays:
+        for window in range(-(-journals.extent // array.time)):
+            for path in sorted((reader.session.paths.zarr / array.name).glob(f"c.{window}*")):
+                if path in lost or path.name.split(".")[1] != str(window):
+                    continue
+                what = _seal(path, array.time, array.entries)
+                if what:
+                    name = reader.session.plan.params[array.param].name
+                    found.damage(path, what, SEAL, param=name)
+
+
+def _seal(path: Path, time: int, entries: int) -> str | None:
+    handle = Handle(path)
+    size = time * entries * PAIR.size
+    if os.fstat(handle.fd).st_size < size:
+        return "the file is shorter than its index"
+    if not is_sealed(handle.fd, time, entries):
+        return "the session is closed, but the file has no sealed mark or a damaged copy of its index"
+    if crc32c(pread_all(handle.fd, size, 0)) != seal_crc(handle.fd, time, entries):
+        return "the index at the start is not the one that was sealed"
+    return None

@@ -1,0 +1,195 @@
+"""The whole way, on real engines: what the store holds is what the engine held, and what one process computes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradtap
+from tests.support.launch import launch
+from tests.support.recorded import STEPS
+from tests.support.tiny_model import uses_side
+
+TOLERANCE = {"float32": 1e-5, "bfloat16": 4e-2, "float16": 5e-3}
+"""Relative L2 error of a whole gradient against the float64 reference, by the dtype that the engine computes in."""
+
+SINGLE = 4
+"""One small parameter may be off by so many times more."""
+
+SMALL = {"GRADTAP_MAX_TIME": "4", "GRADTAP_CAPACITY": "4", "GRADTAP_FOLLOW_INTERVAL": "0.05"}
+"""Every run crosses shard and growth boundaries."""
+
+
+def zero_cells() -> list[dict[str, Any]]:
+    """ZeRO-1 and -2 in a native loop, by offload, dtype, accumulation and clipping."""
+    cells = []
+    for stage, offload, dtype, accumulation, clip in itertools.product(
+        (1, 2), (False, True), TOLERANCE, (1, 3), (0.0, 0.05)
+    ):
+        name = f"zero{stage}-{'cpu' if offload else 'no'}-{dtype}-acc{accumulation}-clip{clip}"
+        side = "always" if accumulation == 1 else "late" if clip else "even"
+        cells.append(cell(name, stage, "native", dtype, offload, accumulation, clip, side))
+    return cells
+
+
+def accelerate_cells() -> list[dict[str, Any]]:
+    """ZeRO and DDP through Accelerate."""
+    return [
+        cell("acc-zero1-fp32", 1, "accelerate", "float32", False, 2, 0.05, "even"),
+        cell("acc-zero2-fp32", 2, "accelerate", "float32", False, 3, 0.05, "even"),
+        cell("acc-zero2-cpu-bf16", 2, "accelerate", "bfloat16", True, 2, 0.05, "always"),
+        cell("acc-zero2-fp16", 2, "accelerate", "float16", False, 2, 0.05, "always"),
+        cell("ddp-fp32-acc1", 0, "accelerate", "float32", False, 1, 0.0, "even", scalar=True),
+        cell("ddp-fp32-acc3-clip", 0, "accelerate", "float32", False, 3, 0.05, "even", scalar=True),
+        cell("ddp-bf16-acc2", 0, "accelerate", "bfloat16", False, 2, 0.0, "always", scalar=True),
+    ]
+
+
+def cell(
+    name: str, stage: int, through: str, dtype: str, offload: bool, accumulation: int, clip: float, side: str, **more: Any
+) -> dict[str, Any]:
+    """One configuration. `side` says in which micro-batches the side branch runs."""
+    return {
+        "name": name,
+        "stage": stage,
+        "through": through,
+        "dtype": dtype,
+        "offload": offload,
+        "accumulation": accumulation,
+        "clip": clip,
+        "side": side,
+        **more,
+    }
+
+
+class Recorded:
+    """The cells of one launch, run once, and what came of each."""
+
+    def __init__(self, folder: Path, cells: list[dict[str, Any]], processes: int) -> None:
+        self.folder = folder
+        self.cells = {each["name"]: each for each in cells}
+        found = launch(
+            "tests.support.recorded:run_cells",
+            processes=processes,
+            folder=folder,
+            args={"cells": cells},
+            env=SMALL,
+            timeout=400,
+        )
+        self.facts = {each["name"]: result["facts"] for each, result in zip(cells, found[0], strict=True)}
+
+    def check(self, name: str) -> None:
+        """Assert everything that holds for a cell."""
+        this = self.cells[name]
+        run = gradtap.open(self.folder / f"{name}.gradtap")
+        arrays = np.load(self.folder / f"{name}.npz")
+        assert list(run.steps) == list(range(1, STEPS + 1))
+        stored = [param.name for param in run.params if param.stored]
+        assert sorted(stored) == sorted({key.split("/")[2] for key in arrays.files if key.startswith("engine/1/")})
+        for step in run.steps:
+            pairs = [self._check_gradient(run, arrays, this, step, param) for param in stored]
+            values, wanted = (np.concatenate([pair[i] for pair in pairs if pair]) for i in (0, 1))
+            error = np.linalg.norm(values - wanted) / np.linalg.norm(wanted)
+            assert error <= TOLERANCE[this["dtype"]], f"step {step}: relative error {error:.2g}"
+        self._check_ledger(run, this)
+
+    def _check_gradient(self, run: Any, arrays: Any, this: dict[str, Any], step: int, param: str) -> Any:
+        values = np.asarray(run.grad(param, step))
+        held = arrays[f"engine/{step}/{param}"].reshape(values.shape)
+        assert values.dtype == np.float32
+        assert np.array_equal(values.view(np.uint32), held.view(np.uint32)), f"{param} at step {step}: not the engine's bits"
+        if param.startswith("side") and this["side"] != "always":
+            return None
+        wanted = arrays[f"reference/{step}/{param}"].reshape(values.shape)
+        error = np.linalg.norm(values - wanted) / np.linalg.norm(wanted)
+        assert error <= SINGLE * TOLERANCE[this["dtype"]], f"{param} at step {step}: relative error {error:.2g}"
+        return values.ravel(), wanted.ravel()
+
+    def _check_ledger(self, run: Any, this: dict[str, Any]) -> None:
+        ledger = run.ledger
+        assert list(ledger["micro_seen"]) == [this["accumulation"]] * STEPS
+        assert list(ledger["accum_engine"]) == [this["accumulation"]] * STEPS
+        assert np.array_equal(ledger["factor"], np.ones(STEPS))
+        params = [param.name for param in run.params]
+        touched = ledger["touched"][:, params.index("side.weight")]
+        assert list(touched) == [self._first_touch(this, step) for step in run.steps]
+        for step, facts in zip(run.steps, self.facts[this["name"]], strict=False):
+            row = ledger.row(step)
+            assert row["loss_scale"] == facts["loss_scale"] == 2.0 ** row["k"]
+            assert row["state"] == ("applied" if facts["applied"] else "skipped-overflow")
+            assert row["norm_engine"] == pytest.approx(facts["norm"], nan_ok=True)
+            if touched[step - 1] >= 0:
+                # Of untouched parameters ZeRO with offload applies old content, but leaves it out of its norm.
+                assert row["norm"] == pytest.approx(facts["norm"], rel=2e-2)
+            limit = this["clip"]
+            wanted = min(1.0, limit / (facts["norm"] + 1e-6)) if limit else 1.0
+            assert row["clip_limit"] == limit and row["clip_coef"] == pytest.approx(wanted, rel=1e-4)
+
+    @staticmethod
+    def _first_touch(this: dict[str, Any], step: int) -> int:
+        reached = [m for m in range(this["accumulation"]) if uses_side(step, m, this["side"])]
+        return reached[0] if reached else -1
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return Recorded(tmp_path_factory.mktemp("native"), zero_cells(), 2)
+
+
+@pytest.fixture(scope="module")
+def accelerated(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return Recorded(tmp_path_factory.mktemp("accelerate"), accelerate_cells(), 2)
+
+
+@pytest.mark.parametrize("name", [each["name"] for each in zero_cells()])
+def test_zero_in_a_native_loop(native: Recorded, name: str) -> None:
+    """The store holds ZeRO's own bits and the reference's gradient, whatever the offload, dtype, accumulation, clip."""
+    native.check(name)
+
+
+@pytest.mark.parametrize("name", [each["name"] for each in accelerate_cells()])
+def test_through_accelerate(accelerated: Recorded, name: str) -> None:
+    """The same holds through Accelerate, under ZeRO and DDP."""
+    accelerated.check(name)
+
+
+def test_flags_of_untouched_and_late_parameters(native: Recorded, accelerated: Recorded) -> None:
+    """A window that never reached a parameter says so, and one that reached it late under ZeRO-2 offload too."""
+    run = gradtap.open(accelerated.folder / "ddp-fp32-acc1.gradtap")
+    assert "untouched" in run.grad("side.weight", 1).flags
+    assert "untouched" not in run.grad("side.weight", 2).flags
+    assert not np.asarray(run.grad("side.weight", 1)).any()
+    late = gradtap.open(native.folder / "zero2-cpu-float32-acc3-clip0.05.gradtap")
+    assert "late-touch" in late.grad("side.weight", 3).flags
+
+
+def test_scalars_keep_their_shape(native: Recorded, accelerated: Recorded) -> None:
+    """A 0-d parameter reads as 0-d under DDP; under ZeRO, which refuses 0-d, the model has one of shape (1,)."""
+    assert gradtap.open(accelerated.folder / "ddp-fp32-acc1.gradtap").grad("scale", 1).shape == ()
+    run = gradtap.open(native.folder / "zero2-no-float32-acc1-clip0.0.gradtap")
+    assert run.grad("scale", 1).shape == (1,) and not math.isnan(float(run.grad("scale", 1)[0]))
+
+
+def test_tied_and_frozen_parameters_are_listed(native: Recorded) -> None:
+    """A tied parameter is stored once with its alias; a frozen one is listed and not stored."""
+    run = gradtap.open(native.folder / "zero2-no-float32-acc1-clip0.0.gradtap")
+    params = {param.name: param for param in run.params}
+    assert params["embed.weight"].aliases == ("head.weight",)
+    assert params["frozen.weight"].status == "frozen" and not params["frozen.weight"].stored
+
+
+def test_three_ranks_with_uneven_cuts(tmp_path: Path) -> None:
+    """Three ranks cut parameters at other places; the numbers stay the engine's."""
+    cells = [
+        cell("zero2-three", 2, "native", "float32", False, 2, 0.05, "always"),
+        cell("zero1-three", 1, "native", "bfloat16", True, 1, 0.0, "always"),
+        cell("ddp-three", 0, "accelerate", "float32", False, 2, 0.0, "always", scalar=True),
+    ]
+    recorded = Recorded(tmp_path, cells, 3)
+    for each in cells:
+        recorded.check(each["name"])
