@@ -96,7 +96,7 @@ def next_commands(store: str, session: Path, step: int) -> list[str]:
         f"gradtap info {path}",
         f"gradtap ls {path}",
         f"gradtap steps {path}",
-        f"gradtap show {path} {name} {step}",
+        f"gradtap show {path} {step} {name}",
         f"gradtap verify {path}",
         f'python -c "import gradtap; print(gradtap.open({store!r}).grad({name!r}, {step}))"',
         f'python -c "import zarr; print({array}[-1])"',

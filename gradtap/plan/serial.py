@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -35,7 +36,7 @@ def plan_from_json(found: Mapping[str, Any]) -> SessionPlan:
         params = tuple(_param_from_json(each) for each in found["params"])
         arrays = tuple(_array_from_json(each, seen) for each in found["arrays"])
         plan = SessionPlan(world=int(found["world"]), params=params, arrays=arrays)
-    except (KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise DamagedError(
             f"the session's plan does not read ({error!r}); restore session.json from a copy, or run gradtap verify"
         ) from error
@@ -73,8 +74,25 @@ def first_difference(a: SessionPlan, b: SessionPlan) -> str | None:
 
 
 def runs(owners: Iterable[int]) -> list[list[int]]:
-    """Owners of shard columns as runs of [rank, columns]."""
-    return [[rank, sum(1 for _ in group)] for rank, group in itertools.groupby(owners)]
+    """Owners of shard columns as runs of [first rank, columns of each, ranks]: equal shares of many ranks are one run."""
+    found: list[list[int]] = []
+    for rank, group in itertools.groupby(owners):
+        each = sum(1 for _ in group)
+        if found and found[-1][1] == each and rank == found[-1][0] + found[-1][2]:
+            found[-1][2] += 1
+        else:
+            found.append([rank, each, 1])
+    return found
+
+
+def owners_of(found: Iterable[Iterable[int]], columns: int) -> tuple[int, ...]:
+    """The owners that `runs` wrote, one for each of the `columns`. Raises `DamagedError` for another number of them."""
+    read = [(int(first), int(each), int(ranks)) for first, each, ranks in found]
+    told = sum(each * ranks for _, each, ranks in read)
+    # Counted before they are listed: a small file must not make a large tuple.
+    if told != columns or any(min(run) < 0 for run in read):
+        raise DamagedError(f"{told} owners are listed for {columns} shard columns; restore session.json from a copy")
+    return tuple(rank for first, each, ranks in read for rank in range(first, first + ranks) for _ in range(each))
 
 
 def _said(spec: ParamSpec | None) -> str:
@@ -120,7 +138,8 @@ def _array_to_json(array: ArrayPlan, known: dict[int, list[list[int]]]) -> dict[
 
 
 def _array_from_json(found: Mapping[str, Any], seen: dict[tuple[int, ...], tuple[int, ...]]) -> ArrayPlan:
-    owners = tuple(rank for rank, count in found["owners"] for _ in range(count))
+    grid = zip(found["shape"], found["shard"], strict=True)
+    owners = owners_of(found["owners"], math.prod(-(-int(n) // int(s)) for n, s in grid))
     return ArrayPlan(
         name=found["name"],
         param=found["param"],

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradtap.errors import DamagedError, StoreError
+from gradtap.plan.chunks import chunk_count
 from gradtap.read.session import Session, Signature, file_signature
 from gradtap.store.journal import JournalReader, JournalRecord
 from gradtap.store.row_specs import STEP_PATH
@@ -81,12 +82,11 @@ class CaptureIndex:
     def _advance(self, lengths: list[int | None]) -> None:
         there = [length for length in lengths if length is not None]
         # Below the shortest journal every rank has passed by, so that what is not complete there never will be.
-        low, high = min(there, default=0), max(there, default=0)
-        if len(there) < len(lengths):
-            # A journal that is lost or does not read must not make what was published disappear; reading a gradient
-            # then says what is wrong.
-            published = self._extent(high)
-            low, high = (min(low, published) if there else published), max(high, published)
+        whole = len(there) == len(lengths)
+        low, high = min(there) if whole else self._known, max(there, default=0)
+        # Where a journal is lost or cut, what was published must not disappear: reading a gradient then says why.
+        published = self._extent(low, high or int(self.session.head.settings.get("capacity", 0)))
+        low, high = max(low, published), max(high, published)
         if low <= self._known and high == self.begun:
             return
         if low > self._known:
@@ -94,10 +94,9 @@ class CaptureIndex:
         self._known, self.begun = max(low, self._known), high
         self.version += 1
 
-    def _extent(self, most: int) -> int:
-        stop = most or int(self.session.head.settings.get("capacity", 0))
-        published = np.flatnonzero(self._published(0, stop) >= 0)
-        return int(published[-1]) + 1 if published.size else 0
+    def _extent(self, first: int, stop: int) -> int:
+        published = np.flatnonzero(self._published(first, stop) >= 0) if stop > first else np.empty(0, np.int64)
+        return first + int(published[-1]) + 1 if published.size else 0
 
     def _resolve(self, first: int, stop: int) -> NDArray[np.int64]:
         steps = self._published(first, stop)
@@ -174,11 +173,22 @@ class CaptureIndex:
         if found is None:
             if not self.journal_path(rank).exists():
                 return None
-            found = JournalReader(self.journal_path(rank))
+            found = self._opened(rank)
         self._journals[rank] = found
         while len(self._journals) > MOST_JOURNALS:
             self._journals.popitem(last=False)[1].close()
         return found
+
+    def _opened(self, rank: int) -> JournalReader:
+        journal = JournalReader(self.journal_path(rank))
+        header, plan = journal.header, self.session.plan
+        if (header.rank, header.nonce, header.chunks) != (rank, self.session.nonce, chunk_count(plan, rank)):
+            journal.close()
+            raise DamagedError(
+                f"{journal.path} is not the journal of rank {rank} of this session (it says rank {header.rank}, "
+                f"{header.chunks} chunks); run `gradtap verify {self.session.run}`"
+            )
+        return journal
 
     def _length(self, rank: int) -> int | None:
         try:

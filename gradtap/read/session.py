@@ -17,7 +17,8 @@ from typing import Any, Literal
 import numpy as np
 
 from gradtap.config import Settings
-from gradtap.errors import DamagedError
+from gradtap.encode.codecs import CODECS
+from gradtap.errors import DamagedError, FormatVersionError
 from gradtap.plan.chunks import array_chunks, param_arrays
 from gradtap.plan.schedule import Schedule
 from gradtap.store.lock import is_alive, read_lock
@@ -33,6 +34,9 @@ Signature = tuple[int, int, int]
 
 MOST_CHUNK_BYTES = 2**30
 MOST_INDEX_ENTRIES = 2**24
+MOST_GROUPS = 10**6
+MOST_ROWS = 2**20
+SUMMARY_LEVELS = ("none", "basic", "full")
 
 CURE = "run `gradtap verify` on the run for the whole picture"
 
@@ -88,6 +92,7 @@ class Session:
         self.head = self._read_head()
         self.plan = self.head.plan
         self.nonce = self.head.nonce
+        check_head(self.head, self.paths.session_json)
         check_plan(self.plan, self.paths.session_json)
         self.by_name = {alias: i for i, p in enumerate(self.plan.params) for alias in p.aliases}
         self.by_name |= {p.name: i for i, p in enumerate(self.plan.params)}
@@ -174,6 +179,27 @@ class Session:
                 f"{self.paths.session_json}: the arrays of {spec.name!r} do not cover it from element {at}; {CURE}"
             )
         return tuple(found)
+
+
+def check_head(head: SessionHead, file: Path) -> None:
+    """Refuses a codec or summary level that this version does not know, and sizes that no writer makes.
+
+    Raises `FormatVersionError`, `DamagedError`.
+    """
+    for what, value, known in (("codec", head.codec, CODECS), ("summary level", head.summary, SUMMARY_LEVELS)):
+        if value not in known:
+            raise FormatVersionError(
+                f"{file}: the {what} is {value!r}, this gradtap knows {', '.join(known)}; install a newer one: "
+                "pip install --upgrade gradtap"
+            )
+    try:
+        layout = head.layout
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedError(f"{file}: engine or settings do not read ({error!r}); {CURE}") from error
+    if not (0 <= layout.groups <= MOST_GROUPS and 1 <= layout.max_time <= MOST_ROWS):
+        raise DamagedError(
+            f"{file}: {layout.groups} parameter groups or {layout.max_time} rows a file are out of range; {CURE}"
+        )
 
 
 def check_plan(plan: SessionPlan, file: Path) -> None:

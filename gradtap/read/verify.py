@@ -65,10 +65,9 @@ def _sessions(run: Path, found: Findings) -> list[Session]:
     for name in listed:
         try:
             sessions.append(Session(run, name))
-        except FormatVersionError:
-            raise
         except GradtapError as error:
-            found.damage(run / "sessions" / name / "session.json", str(error), COPY)
+            cure = "read it with the newer gradtap" if isinstance(error, FormatVersionError) else COPY
+            found.damage(run / "sessions" / name / "session.json", str(error), cure)
     return sessions
 
 

@@ -25,22 +25,26 @@ class Journals:
     """The journals of a session, read once, record by record.
 
     After `check`: `extent` is the highest capture of any rank + 1, `steps[k]` the step of capture k where every rank
-    committed it, else -1, `unreadable` the captures of which some record is damaged, `rows` the ledger rows.
+    committed it, else -1, `unreadable` the captures of which some record is damaged, `rows` the ledger rows, `whole`
+    whether every rank's journal reads.
     """
 
     def __init__(self, reader: SessionReader, found: Findings, *, state: SessionState) -> None:
         self.reader, self.found, self.state = reader, found, state
         self.session = reader.session
         self.extent = self.rows = 0
+        self.whole = True
         self.steps: NDArray[np.int64] = np.empty(0, np.int64)
         self.unreadable: set[int] = set()
         self._open: dict[int, JournalReader] = {}
 
     def check(self) -> None:
         """All checks of journals."""
+        self.reader.captures.refresh()
         for rank in range(self.session.plan.world):
             self._check_header(rank)
-        self.extent = max((journal.last() + 1 for journal in self._open.values()), default=0)
+        self.whole = len(self._open) == self.session.plan.world
+        self.extent = max((self._reach(rank) for rank in self._open), default=0)
         self.rows = len(self.reader.ledger.steps()) if self._readable_ledger() else 0
         self.found.expect(self.extent * len(self._open))
         self._check_records()
@@ -58,7 +62,7 @@ class Journals:
     def _check_header(self, rank: int) -> None:
         path = self.session.paths.journal(rank)
         if not path.exists():
-            if self.session.closed is not None:
+            if self.session.closed is not None or self.reader.captures.steps.size:
                 self.found.damage(path, f"the journal of rank {rank} is missing", LOST)
             elif self.state != "live":
                 what = f"rank {rank} wrote no journal: it never began, or its file is lost"
@@ -80,6 +84,16 @@ class Journals:
             self._open.pop(rank).close()
         elif self.session.closed is not None and closed is None:
             self.found.damage(path, "the session is closed, this journal is not", LOST)
+
+    def _reach(self, rank: int) -> int:
+        journal = self._open[rank]
+        reach, mark = journal.last() + 1, journal.closed
+        if mark is not None and mark.captures > reach:
+            # At the very end a damaged record looks like one that was cut off by a kill; a closed journal has none.
+            self.unreadable.update(range(reach, mark.captures))
+            what = f"the records from capture {reach} on are lost, {mark.captures} captures were recorded"
+            self.found.damage(journal.path, what, LOST)
+        return max(reach, 0 if mark is None else mark.captures)
 
     def _check_records(self) -> None:
         schedule = self._schedule()

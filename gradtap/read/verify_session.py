@@ -125,16 +125,20 @@ def _check_rows(session: Session, journals: Journals, found: Findings) -> None:
     rows = journals.rows
     for spec in _specs(session):
         length = journals.extent if spec.axis == "capture" else rows
-        step = max(1, BLOCK_BYTES // max(1, spec.row_bytes))
-        for start in range(0, length, step):
-            try:
-                read_rows(session.paths.zarr, spec, start, min(length, start + step))
-            except GradtapError as error:
-                derived = not spec.path.startswith(("_ledger/r", "_summary/r"))
-                cure = "it repeats what the ranks' own rows and journals hold" if derived else "its statistics are lost"
-                found.damage(spec.file(session.paths.zarr, start // spec.rows), str(error), f"{cure}; {COPY}")
-                break
+        for number in range(-(-length // spec.rows)):
+            _check_file(session, spec, number, min(length, (number + 1) * spec.rows), found)
     _check_published(session, journals, found)
+
+
+def _check_file(session: Session, spec: RowSpec, number: int, stop: int, found: Findings) -> None:
+    block = max(1, BLOCK_BYTES // max(1, spec.row_bytes))
+    try:
+        for start in range(number * spec.rows, stop, block):
+            read_rows(session.paths.zarr, spec, start, min(stop, start + block))
+    except GradtapError as error:
+        derived = not spec.path.startswith(("_ledger/r", "_summary/r"))
+        cure = "it repeats what the ranks' own rows and journals hold" if derived else "these rows are lost"
+        found.damage(spec.file(session.paths.zarr, number), str(error), f"{cure}; {COPY}")
 
 
 def _check_published(session: Session, journals: Journals, found: Findings) -> None:
@@ -146,7 +150,7 @@ def _check_published(session: Session, journals: Journals, found: Findings) -> N
     for capture in np.flatnonzero(published != journals.steps[: len(published)]):
         step, says = int(journals.steps[capture]), int(published[capture])
         file = spec.file(session.paths.zarr, int(capture) // spec.rows)
-        if says >= 0 and capture not in journals.unreadable:
+        if says >= 0 and journals.whole and capture not in journals.unreadable:
             what = f"capture {capture} is published as step {says}, the journals say " + (
                 f"step {step}" if step >= 0 else "that it is not complete"
             )

@@ -13,6 +13,7 @@ import numpy as np
 
 from gradtap.config import Settings
 from gradtap.encode.summary import merge
+from gradtap.errors import CaptureError
 from gradtap.flags import INEXACT_UNSCALE, NONFINITE
 from gradtap.store.chunk_writer import ChunkWriter, Written
 from gradtap.store.journal import JournalRecord, JournalWriter, RecordState
@@ -121,12 +122,14 @@ class CaptureWriter:
         self._numbering.refresh()
         if dropped or self._numbering.number(step.facts.step) != step.number:
             return "dropped"
-        whole = np.array_equal(step.written.present, self._chunks.due(step.wanted))
-        return "committed" if whole and not step.failed else "failed"
+        return "failed" if step.failed else "committed"
 
     def _summarise(self, step: _Open, state: RecordState | None) -> tuple[RecordState | None, Exception | None]:
         if state != "committed" or step.number is None:
             return state, None
+        missing = np.count_nonzero(step.written.present != self._chunks.due(step.wanted))
+        if missing:
+            return "failed", CaptureError(f"{missing} chunks of the capture never came; please report this defect")
         try:
             merged = {index: merge(parts) for index, parts in step.written.summaries.items()}
             self._rows.write_summaries(step.number, merged)

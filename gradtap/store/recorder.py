@@ -55,6 +55,7 @@ class RankRecorder:
         self._thread = threading.Thread(target=self._work, name=f"gradtap-recorder-{rank}", daemon=True)
         self._seen: set[str] = set()
         self._error: Exception | None = None
+        self._step: int | None = None
         self.failures = 0
 
     @property
@@ -74,6 +75,7 @@ class RankRecorder:
         Raises `CaptureError` for an earlier failure under `raise_errors`.
         """
         self._raise_pending()
+        self._step = facts.step
         self._put(lambda writer: writer.begin(facts, capture=capture, wanted=wanted), facts.step)
 
     def piece(self, piece: StagedPiece, done: Callable[[], None]) -> None:
@@ -85,7 +87,7 @@ class RankRecorder:
             finally:
                 done()
 
-        self._put(write, None)
+        self._put(write, self._step)
 
     def fail(self) -> None:
         """Say that the open step could not be captured."""

@@ -15,7 +15,7 @@ from tests.support.launch import launch
 from tests.support.recorded import STEPS
 from tests.support.tiny_model import uses_side
 
-TOLERANCE = {"float32": 1e-5, "bfloat16": 4e-2, "float16": 5e-3}
+TOLERANCE = {"float32": 1e-5, "bfloat16": 3e-2, "float16": 5e-3}
 """Relative L2 error of a whole gradient against the float64 reference, by the dtype that the engine computes in."""
 
 SINGLE = 4
@@ -51,7 +51,15 @@ def accelerate_cells() -> list[dict[str, Any]]:
 
 
 def cell(
-    name: str, stage: int, through: str, dtype: str, offload: bool, accumulation: int, clip: float, side: str, **more: Any
+    name: str,
+    stage: int,
+    through: str,
+    dtype: str,
+    offload: bool,
+    accumulation: int,
+    clip: float,
+    side: str,
+    **more: Any,
 ) -> dict[str, Any]:
     """One configuration. `side` says in which micro-batches the side branch runs."""
     return {
@@ -102,7 +110,9 @@ class Recorded:
         values = np.asarray(run.grad(param, step))
         held = arrays[f"engine/{step}/{param}"].reshape(values.shape)
         assert values.dtype == np.float32
-        assert np.array_equal(values.view(np.uint32), held.view(np.uint32)), f"{param} at step {step}: not the engine's bits"
+        assert np.array_equal(values.view(np.uint32), held.view(np.uint32)), (
+            f"{param} at step {step}: not the engine's bits"
+        )
         if param.startswith("side") and this["side"] != "always":
             return None
         wanted = arrays[f"reference/{step}/{param}"].reshape(values.shape)

@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 
 from gradtap.capture.detect import find_source
+from gradtap.capture.rendezvous import Rendezvous
+from gradtap.errors import AttachError, RendezvousError, UnsupportedError
 from tests.support import tiny_model
 from tests.support.collectives import Counter, count_collectives
 from tests.support.tiny_model import TinyModel, batch, uses_side
@@ -38,6 +40,65 @@ def run(args: dict[str, Any], folder: Path) -> dict[str, Any]:
     counter = count_collectives()
     deepspeed_cpu.init_group(deepspeed)
     return {key(cell): run_cell(cell, folder, counter) for cell in args["cells"]}
+
+
+def run_torch(args: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The same without DeepSpeed, and what the ranks met with in `_meetings` and `_refusals`."""
+    torch.set_num_threads(1)
+    counter = count_collectives()
+    dist.init_process_group("gloo")
+    found = {key(cell): run_cell(cell, folder, counter) for cell in args["cells"]}
+    found |= {"meetings": _meetings(counter), "refusals": _refusals()}
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+def _meetings(counter: Counter) -> dict[str, Any]:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    with counter.watch():
+        return {"good": _meet(rank, world, 20.0), "refused": _meet(rank, world, 20.0, refuse=1), "late": _late(rank)}
+
+
+def _meet(rank: int, world: int, timeout: float, refuse: int = -1) -> str:
+    meeting = Rendezvous(rank, world, timeout)
+    try:
+        with meeting.telling_failures():
+            if rank == refuse:
+                raise AttachError("this rank has no gradients")
+            told = {"run": "here"}
+            if rank == 0:
+                meeting.announce(told)
+                meeting.wait_ready()
+                meeting.conclude(None)
+            else:
+                told = meeting.receive()
+                meeting.ready(None)
+                meeting.verdict()
+            return told["run"]
+    except AttachError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _late(rank: int) -> str:
+    meeting = Rendezvous(rank, dist.get_world_size(), 0.3)
+    if rank != 0:
+        return "not called"
+    try:
+        meeting.announce({"run": "here"})
+        meeting.wait_ready()
+    except RendezvousError as error:
+        return str(error)
+    return "met"
+
+
+def _refusals() -> dict[str, str]:
+    model = TinyModel()
+    try:
+        find_source((model, torch.optim.SGD([model.scale], lr=0.1)))
+    except UnsupportedError as error:
+        return {"bare model": str(error)}
+    return {}
 
 
 def run_cell(cell: dict[str, Any], folder: Path, counter: Counter) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class NativeZero:
         self.cell = cell
         self.module = TinyModel()
         trained = [p for p in self.module.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=1e-2)
+        optimizer = torch.optim.AdamW(trained, lr=1e-3)
         config = deepspeed_cpu.config(
             cell["stage"],
             cell["dtype"],
@@ -112,7 +112,7 @@ class ThroughAccelerate:
         if not cell["stage"] and cell["dtype"] == "bfloat16":
             self.module = self.module.to(torch.bfloat16)
         self.trained = [p for p in self.module.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(self.trained, lr=1e-2)
+        optimizer = torch.optim.AdamW(self.trained, lr=1e-3)
         self.model, self.optimizer = self.accelerator.prepare(self.module, optimizer)
         wrapped = getattr(self.accelerator, "deepspeed_engine_wrapped", None)
         self.engine = wrapped.engine if cell["stage"] else None

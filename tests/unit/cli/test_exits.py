@@ -64,8 +64,8 @@ def test_closed_output_is_141() -> None:
         "import sys\n"
         "from gradtap.cli.exits import guarded\n"
         "from gradtap.cli.output import Answer, emit, table\n"
-        "rows = [[str(i)] for i in range(50000)]\n"
-        "answer = Answer(verb='x', rows=[{'a': 1}] * 50000, rows_name='r', pictures=[table({'a': 'left'}, rows)])\n"
+        "rows = [['x' * 60] for i in range(3000)]\n"
+        "answer = Answer(verb='x', rows=[{'a': 1}] * 30000, rows_name='r', pictures=[table({'a': 'left'}, rows)])\n"
         "sys.exit(guarded(lambda: emit(answer, sys.argv[1]), []))\n"
     )
     for form in ("table", "jsonl"):

@@ -29,7 +29,7 @@ def test_the_parent_imports_no_engine() -> None:
 def test_a_missing_package_gives_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit code 8, the package and the command; engines that do not need it are not refused."""
     found = importlib.util.find_spec
-    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None if name == "deepspeed" else found(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "deepspeed" else found(name))
     with pytest.raises(MissingExtraError, match=r"deepspeed.*pip install 'gradtap\[demo\]'") as caught:
         run_demo(Options())
     assert problem_of(caught.value).exit_code == 8

@@ -10,7 +10,15 @@ import pytest
 from gradtap.config import Settings
 from gradtap.errors import DamagedError
 from gradtap.plan.planner import plan_session
-from gradtap.plan.serial import canonical_json, first_difference, pieces_attribute, plan_from_json, plan_to_json
+from gradtap.plan.serial import (
+    canonical_json,
+    first_difference,
+    owners_of,
+    pieces_attribute,
+    plan_from_json,
+    plan_to_json,
+    runs,
+)
 from gradtap.types import Ownership, ParamSpec, SessionPlan
 
 PARAMS = (
@@ -51,9 +59,17 @@ def test_canonical_json() -> None:
 
 
 def test_owners_are_runs(plan: SessionPlan) -> None:
-    """Owners are written as runs of [rank, columns]."""
-    large = replace(plan.arrays[0], owners=(3, 3, 1))
-    assert plan_to_json(replace(plan, arrays=(large,)))["arrays"][0]["owners"] == [[3, 2], [1, 1]]
+    """Owners are written as runs of [first rank, columns of each, ranks], which read back as they were."""
+    owners = (3, 3, 4, 4, 5, 5, 5, 1)
+    large = replace(plan.arrays[0], owners=owners)
+    assert plan_to_json(replace(plan, arrays=(large,)))["arrays"][0]["owners"] == [[3, 2, 2], [5, 3, 1], [1, 1, 1]]
+    assert owners_of(runs(owners), len(owners)) == owners
+
+
+def test_a_small_file_makes_no_large_tuple() -> None:
+    """A run that claims a trillion columns is refused before it is expanded."""
+    with pytest.raises(DamagedError, match="owners are listed"):
+        owners_of([[0, 10**12, 1]], 4)
 
 
 def test_pieces_attribute(plan: SessionPlan) -> None:

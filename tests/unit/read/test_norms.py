@@ -101,5 +101,7 @@ def test_attempts_and_sessions(tmp_path: Path) -> None:
     second.kill()
     got = open_run(tmp_path / "r").norms("mlp.weight")
     jobs = [first, second, second]
-    wanted = [np.linalg.norm(j.expected("mlp.weight", s).astype(np.float64)) for j, s in zip(jobs, [1, 2, 3], strict=True)]
+    wanted = [
+        np.linalg.norm(j.expected("mlp.weight", s).astype(np.float64)) for j, s in zip(jobs, [1, 2, 3], strict=True)
+    ]
     np.testing.assert_allclose(got.values, [wanted], rtol=1e-12)

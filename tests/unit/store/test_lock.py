@@ -265,6 +265,25 @@ def test_a_takeover_without_folder_locks_spares_a_newer_lock(tmp_path: Path, mon
     assert os.listdir(tmp_path) == ["lock"]
 
 
+def test_deciding_waits_for_another_that_decides(tmp_path: Path) -> None:
+    """While another job holds the folder to decide, acquiring waits, and then goes on."""
+    folder = os.open(tmp_path, os.O_RDONLY)
+    lock.fcntl.flock(folder, lock.fcntl.LOCK_EX)
+    taken = threading.Event()
+
+    def attempt() -> None:
+        RunLock.acquire(tmp_path, "n1", stale_after=60)
+        taken.set()
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    assert not taken.wait(0.2)
+    assert os.listdir(tmp_path) == []
+    os.close(folder)
+    thread.join(timeout=30)
+    assert taken.is_set()
+
+
 def test_threads_of_one_process_exclude_each_other(tmp_path: Path) -> None:
     """Of eight threads one gets the run: a lock of this very process is alive."""
     outcomes: list[str] = []
