@@ -102,6 +102,8 @@ class Tap:
         self._open_step: int | None = None
         self._recording = True
         self._closed = False
+        self._drops = 0
+        self._streaming_said = False
 
     @property
     def path(self) -> str:
@@ -167,6 +169,8 @@ class Tap:
             self._failed(error)
         finally:
             self._recording = False
+        if self._drops > 1:
+            self._report(f"{self._drops} captures were dropped because the host buffer was full; the ledger marks them")
         try:
             crashing = getattr(sys, "last_type", None) is not None
             self._recorder.close(CRASH_TIMEOUT if crashing else self._settings.close_timeout)
@@ -200,6 +204,8 @@ class Tap:
         self._recorder.begin(facts, capture=due, wanted=self._wanted)
         self._open_step = self._step = step
         dropped = due and self._options.on_full == "drop" and not self._staging.room()
+        if dropped:
+            self._count_drop(step)
         waited = self._copy() if due and not dropped else 0.0
         self._recorder.end(step, dropped=dropped, seconds=time.perf_counter() - begun, wait_seconds=waited)
 
@@ -207,11 +213,32 @@ class Tap:
         wanted = self._wanted
         chosen = (lambda param: True) if wanted is None else (lambda param: param in wanted)
         try:
-            return self._staging.copy(self._source.gradients(), self._recorder.piece, chosen)
+            waited = self._staging.copy(self._source.gradients(), self._recorder.piece, chosen)
+            self._say_streaming(waited)
+            return waited
         except Exception as error:
             self._recorder.fail()
             self._say(f"rank {self._source.facts.rank} could not copy its gradients at step {self._step}: {error}")
             return 0.0
+
+    def _count_drop(self, step: int) -> None:
+        self._drops += 1
+        if self._drops == 1:
+            self._report(
+                f"the host buffer is full at step {step}, so this capture is dropped, as asked for; the ledger marks each "
+                "one. A faster disk, a larger GRADTAP_BUFFER_BYTES or a larger `every` avoids it"
+            )
+
+    def _say_streaming(self, waited: float) -> None:
+        staging = self._staging
+        if staging.fits or self._streaming_said:
+            return
+        self._streaming_said = True
+        self._report(
+            f"a capture of this rank is {staging.step_bytes} bytes and the host buffer {staging.budget}, so captures "
+            f"stream through it while training waits: {waited:.3g} s at step {self._step}. GRADTAP_BUFFER_BYTES="
+            f"{2 * staging.step_bytes} avoids it"
+        )
 
     def _next_step(self) -> int | None:
         """Number of the update to come. An engine that counts backwards has been restored: that is a new session."""

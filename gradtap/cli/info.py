@@ -79,6 +79,7 @@ def _parameter_facts(run: Run) -> dict[str, Any]:
         "stored": len(stored),
         "frozen": by_status["frozen"],
         "unoptimized": by_status["unoptimized"],
+        "empty": by_status["captured"] - len(stored),
         "elements": sum(p.numel for p in stored),
         "dtypes": dict(Counter(p.dtype for p in stored)),
     }
@@ -97,7 +98,7 @@ def _picture(facts: dict[str, Any]) -> Any:
             "steps": span,
             "gaps": _gaps(steps["gaps"]),
             "parameters": f"{params['total']}: {params['stored']} stored, {params['frozen']} frozen, "
-            f"{params['unoptimized']} unoptimized",
+            f"{params['unoptimized']} unoptimized, {params['empty']} of size zero",
             "elements": f"{params['elements']:,} a step",
             "dtypes": ", ".join(f"{count} {dtype}" for dtype, count in params["dtypes"].items()) or "-",
             "bytes": f"{size(facts['raw_bytes'])} raw, {size(facts['stored_bytes'])} stored{ratio}, "

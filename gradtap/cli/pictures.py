@@ -93,7 +93,7 @@ def heatmap(values: Any, rows: Sequence[str], columns: Sequence[Any], title: str
 
 
 def histogram(counts: Sequence[int], edges: Sequence[float]) -> RenderableType:
-    """Bars of `counts[i]` for values from `edges[i]` to `edges[i + 1]`: empty ends left out, neighbours joined."""
+    """Bars of `counts[i]` for `edges[i]` to `edges[i + 1]`: empty bins left out, neighbours joined to fit."""
     from rich.bar import Bar
     from rich.table import Table
 
@@ -169,9 +169,7 @@ def _shortened(name: str, width: int) -> str:
 
 def _bins(counts: Sequence[int], edges: Sequence[float]) -> list[tuple[int, float, float]]:
     filled = [i for i, count in enumerate(counts) if count]
-    if not filled:
-        return []
-    first, last = filled[0], filled[-1] + 1
-    group = -(-(last - first) // HISTOGRAM_ROWS)
-    starts = range(first, last, group)
-    return [(int(sum(counts[i : min(i + group, last)])), edges[i], edges[min(i + group, last)]) for i in starts]
+    # Grouped by what is filled: the bins between small values of either sign are many, and empty.
+    group = max(1, -(-len(filled) // HISTOGRAM_ROWS))
+    parts = [filled[i : i + group] for i in range(0, len(filled), group)]
+    return [(int(sum(counts[i] for i in part)), edges[part[0]], edges[part[-1] + 1]) for part in parts]

@@ -90,10 +90,10 @@ class Journals:
         reach, mark = journal.last() + 1, journal.closed
         if mark is not None and mark.captures > reach:
             # At the very end a damaged record looks like one that was cut off by a kill; a closed journal has none.
-            self.unreadable.update(range(reach, mark.captures))
+            self.unreadable.update(range(reach, min(mark.captures, journal.slots)))
             what = f"the records from capture {reach} on are lost, {mark.captures} captures were recorded"
             self.found.damage(journal.path, what, LOST)
-        return max(reach, 0 if mark is None else mark.captures)
+        return max(reach, 0 if mark is None else min(mark.captures, journal.slots))
 
     def _check_records(self) -> None:
         schedule = self._schedule()

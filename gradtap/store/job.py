@@ -13,7 +13,7 @@ from gradtap.config import Settings
 from gradtap.store.files import make_dirs
 from gradtap.store.lock import RunLock
 from gradtap.store.paths import SessionPaths
-from gradtap.store.runfile import add_session, create_run
+from gradtap.store.runfile import add_session, create_run, refuse_foreign_folder
 from gradtap.store.session import create_session, wait_session
 from gradtap.types import EngineFacts, SessionPlan
 
@@ -99,6 +99,7 @@ def _lead(
     prepare: Prepare[T],
 ) -> Job[T]:
     nonce = secrets.token_hex(16)
+    refuse_foreign_folder(request.store)
     make_dirs(request.store)
     lock = RunLock.acquire(request.store, nonce, stale_after=settings.lock_stale)
     try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
+from gradtap.plan.serial import runs
 from gradtap.store.rows import RowSpec, row_blosc
 from gradtap.types import ArrayPlan, ParamSpec
 
@@ -27,7 +27,7 @@ def gradient_array(array: ArrayPlan, param: ParamSpec, *, length: int, codecs: S
         "stop": array.stop,
         "dtype_captured": param.dtype,
         "aliases": list(param.aliases),
-        "owners": [[rank, len(list(run))] for rank, run in groupby(array.owners)],
+        "owners": runs(array.owners),
         "factor_note": FACTOR_NOTE,
     }
     return _array(

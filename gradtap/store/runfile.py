@@ -15,6 +15,8 @@ from gradtap.version import __version__
 
 FORMAT = 1
 RUN_NAME = "run.json"
+OUR_NAMES = frozenset({RUN_NAME, "lock", "sessions"})
+"""What a folder may hold that was begun as a run and has no run.json yet."""
 _MOST_LISTED = 5
 
 
@@ -42,6 +44,19 @@ def create_run(run_dir: Path, name: str | None = None) -> RunFile:
         title = name or run_dir.absolute().name.removesuffix(".gradtap") or "run"
         files.create_new(path, _encode(RunFile(format=FORMAT, run=uuid.uuid4().hex, name=title)), sync=True)
     return read_run(run_dir)
+
+
+def refuse_foreign_folder(run_dir: Path) -> None:
+    """Raise `NotARunError` for a folder that holds other things and no run: a run must not be mixed into it."""
+    if not run_dir.is_dir() or (run_dir / RUN_NAME).exists():
+        return
+    others = sorted(p.name for p in run_dir.iterdir() if p.name not in OUR_NAMES and not p.name.startswith("."))
+    if others:
+        shown = ", ".join(others[:3]) + (" ..." if len(others) > 3 else "")
+        raise NotARunError(
+            f"{run_dir} holds other things ({shown}) and no run; give a path that does not exist yet, such as "
+            f"{run_dir / 'mine.gradtap'}"
+        )
 
 
 def read_run(run_dir: Path) -> RunFile:

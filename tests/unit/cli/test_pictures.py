@@ -82,12 +82,13 @@ def test_long_names_keep_both_ends() -> None:
     assert "~" in line
 
 
-def test_histogram_leaves_out_empty_ends_and_keeps_the_total() -> None:
-    """Bars start and end at filled bins, and joining neighbours loses no count."""
-    counts = [0] * 10 + [1] * 90 + [0] * 10
-    lines = drawn(histogram(counts, [float(i) for i in range(111)]))
+def test_histogram_leaves_out_empty_bins_and_keeps_the_total() -> None:
+    """Only filled bins have bars, and joining neighbours loses no count."""
+    counts = [0] * 10 + [1] * 50 + [0] * 500 + [1] * 40 + [0] * 10
+    lines = drawn(histogram(counts, [float(i) for i in range(611)]))
     assert len(lines) <= HISTOGRAM_ROWS
     assert lines[0].split()[0] == "10"
+    assert all(int(line.split()[3]) > 0 for line in lines)
     assert sum(int(line.split()[3]) for line in lines) == 90
 
 

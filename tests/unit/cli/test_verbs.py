@@ -46,7 +46,7 @@ def test_info_counts_what_there_is(run: FakeRun, capsys: pytest.CaptureFixture[s
     assert (body["state"], body["engine"], body["world"], body["format"]) == ("closed", "deepspeed-zero2", 2, 1)
     assert body["steps"] == {"first": 1, "last": 5, "count": 4, "gaps": [4]}
     assert body["parameters"] == {
-        "total": 4, "stored": 3, "frozen": 1, "unoptimized": 0, "elements": 23,
+        "total": 4, "stored": 3, "frozen": 1, "unoptimized": 0, "empty": 0, "elements": 23,
         "dtypes": {"bfloat16": 1, "float32": 2},
     }  # fmt: skip
     assert (body["raw_bytes"], body["stored_bytes"], body["ratio"]) == (3000, 1500, 2.0)

@@ -160,6 +160,27 @@ def test_holes_are_settled_late(tmp_path: Path) -> None:
     job.kill()
 
 
+def test_a_damaged_last_record_hides_nothing(copy: Path) -> None:
+    """The last record of a closed journal, damaged, looks like one cut off by a kill; its step does not vanish."""
+    journal = copy / "sessions/0000/journal/r00001"
+    flip(journal, journal.stat().st_size - 30)
+    run = open_run(copy)
+    assert run.steps == tuple(range(1, 10))
+    with pytest.raises(gradtap.DamagedError, match="r00001"):
+        run.grad("mlp.weight", 9)
+
+
+def test_swapped_journals_are_refused(copy: Path) -> None:
+    """A journal in another rank's place is not taken for that rank's."""
+    one, two = (copy / "sessions/0000/journal" / name for name in ("r00000", "r00001"))
+    aside = one.with_name("aside")
+    one.rename(aside)
+    two.rename(one)
+    aside.rename(two)
+    with pytest.raises(gradtap.DamagedError, match="not the journal of rank"):
+        open_run(copy).grad("mlp.weight", 9)
+
+
 def test_a_lost_journal_hides_nothing(copy: Path) -> None:
     """Where a rank's journal is lost, what was published stays listed, and reading it is an error, not an absence."""
     (copy / "sessions/0000/journal/r00001").unlink()
