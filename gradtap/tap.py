@@ -32,7 +32,7 @@ from gradtap.store.recorder import RankRecorder
 logger = logging.getLogger("gradtap")
 
 CRASH_TIMEOUT = 2.0
-"""Seconds that a crashing process waits at exit for ranks that are perhaps gone."""
+"""Seconds that a crashing process waits for ranks that are perhaps gone, or wait for it in a collective."""
 
 
 def attach(
@@ -119,7 +119,7 @@ class Tap:
         """Begin: background threads, then hooks. `attach` has called it."""
         self._recorder.start()
         self._source.install(self)
-        atexit.register(self.close)
+        atexit.register(self._at_exit)
 
     def before_step(self) -> None:
         """The engine is about to update: copy what this rank owns. Called by the hook, on the training thread."""
@@ -155,12 +155,21 @@ class Tap:
     def close(self) -> None:
         """Detach, write what is still in memory, and on rank 0 finish the session. Safe to call twice.
 
+        Rank 0 waits for the other ranks to close too, `GRADTAP_CLOSE_TIMEOUT` seconds after their last progress.
         Raises `CaptureError` for a failure of the recorder under `on_error="raise"`.
         """
+        self._close(self._settings.close_timeout)
+
+    def _at_exit(self) -> None:
+        # Set by the interpreter when an exception has ended the program: the other ranks are perhaps gone.
+        crashed = getattr(sys, "last_type", None) is not None
+        self._close(CRASH_TIMEOUT if crashed else self._settings.close_timeout)
+
+    def _close(self, timeout: float) -> None:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        atexit.unregister(self.close)
+        atexit.unregister(self._at_exit)
         try:
             self._source.remove()
             if self._recording:
@@ -172,8 +181,7 @@ class Tap:
         if self._drops > 1:
             self._report(f"{self._drops} captures were dropped because the host buffer was full; the ledger marks them")
         try:
-            crashing = getattr(sys, "last_type", None) is not None
-            self._recorder.close(CRASH_TIMEOUT if crashing else self._settings.close_timeout)
+            self._recorder.close(timeout)
         finally:
             self._staging.close()
             self._job.leave()
@@ -181,14 +189,15 @@ class Tap:
     def __enter__(self) -> Tap:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._close(self._settings.close_timeout if kind is None else CRASH_TIMEOUT)
 
     def _make_recorder(self, paths: SessionPaths, lock: RunLock | None) -> RankRecorder:
         return RankRecorder(
             paths,
             self._source.facts.rank,
             rule=self._options.rule,
+            select=None if self._wanted is None else [self._source.params[i].name for i in sorted(self._wanted)],
             settings=self._settings,
             report=self._report,
             raise_errors=self._options.on_error == "raise",
@@ -225,8 +234,8 @@ class Tap:
         self._drops += 1
         if self._drops == 1:
             self._report(
-                f"the host buffer is full at step {step}, so this capture is dropped, as asked for; the ledger marks each "
-                "one. A faster disk, a larger GRADTAP_BUFFER_BYTES or a larger `every` avoids it"
+                f"the host buffer is full at step {step}, so this capture is dropped, as asked for; the ledger marks "
+                "each one. A faster disk, a larger GRADTAP_BUFFER_BYTES or a larger `every` avoids it"
             )
 
     def _say_streaming(self, waited: float) -> None:

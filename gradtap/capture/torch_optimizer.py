@@ -175,10 +175,8 @@ class TorchSource:
             self._end("unknown")
 
     def _pre_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        # A subclass whose step calls its parent's comes here twice for one step, and twice to `_post_step`.
         self._depth += 1
-        # A subclass whose step calls its parent's comes here twice for one step.
-        if self._depth > 1:
-            return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is not None:
             return (args[0],), {**kwargs, "closure": self._after_first(closure)}

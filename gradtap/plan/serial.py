@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -74,7 +74,7 @@ def first_difference(a: SessionPlan, b: SessionPlan) -> str | None:
 
 
 def runs(owners: Iterable[int]) -> list[list[int]]:
-    """Owners of shard columns as runs of [first rank, columns of each, ranks]: equal shares of many ranks are one run."""
+    """Owners of columns as runs of [first rank, columns of each, ranks]; equal shares of many ranks are one run."""
     found: list[list[int]] = []
     for rank, group in itertools.groupby(owners):
         each = sum(1 for _ in group)

@@ -25,6 +25,9 @@ Array = NDArray[Any]
 
 BLOCK = 4096
 
+SPARSE = 64
+"""Rows that lie further apart than this are read one by one."""
+
 
 class SessionLedger:
     """Ledger rows of one session: row = step - first step."""
@@ -60,19 +63,31 @@ class SessionLedger:
             values[behind] = self._from_ranks(field, start + first, start + last)[behind - first]
         return values
 
-    def at(self, name: str, step: int) -> Any:
-        """The value of a field at a step; the field's fill where there is no row."""
-        first = self.session.first_step
-        row = -1 if first is None else step - first
-        return self.column(name, row, row + 1)[0] if row >= 0 else FIELDS_BY_NAME[name].fill
+    def facts(self, steps: Sequence[int], param: int) -> list[tuple[float, int]]:
+        """Factor and flags of one parameter at ascending steps of this session, one pair for each.
 
-    def facts(self, step: int, param: int) -> tuple[float, int]:
-        """Factor and flags of one parameter at a step: UNTOUCHED is that of the parameter, not of the step."""
-        flags = int(self.at("flags", step)) & ~UNTOUCHED
-        touched = np.atleast_1d(self.at("touched", step))
-        if touched.size > param and touched[param] < 0:
-            flags |= UNTOUCHED
-        return float(self.at("factor", step)), flags
+        UNTOUCHED is that of the parameter, not of the step. Factor NaN, no flags, where there is no row.
+        """
+        first = self.session.first_step
+        if first is None:
+            return [(float("nan"), 0)] * len(steps)
+        rows = np.array(steps, np.int64) - first
+        factor, flags = self._at("factor", rows), self._at("flags", rows)
+        found = []
+        for row, value, bits in zip(rows.tolist(), factor.tolist(), flags.tolist(), strict=True):
+            # The bit says that some parameter was not reached; only then is it worth asking which.
+            if bits & UNTOUCHED and self.column("touched", row, row + 1)[0, param] >= 0:
+                bits &= ~UNTOUCHED
+            found.append((value, bits))
+        return found
+
+    def _at(self, name: str, rows: NDArray[np.int64]) -> Array:
+        if not rows.size:
+            return np.empty(0)
+        first, last = int(rows[0]), int(rows[-1])
+        if last - first < SPARSE * len(rows):
+            return self.column(name, first, last + 1)[rows - first]
+        return np.concatenate([self.column(name, row, row + 1) for row in rows.tolist()])
 
     def _merged(self, name: str, start: int, stop: int) -> Array:
         return read_rows(self.session.paths.zarr, self.session.rows[f"_ledger/{name}"], start, stop)

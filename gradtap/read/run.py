@@ -6,11 +6,9 @@ Here: from a step to an attempt, from a name to a parameter, and what to say whe
 
 from __future__ import annotations
 
-import builtins
 import operator
 import os
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,11 +26,10 @@ from gradtap.read.info import RunInfo, describe
 from gradtap.read.ledger import Ledger
 from gradtap.read.norms import Norms, check_stat, read_norms
 from gradtap.read.session import Session, SessionView, file_signature
+from gradtap.read.steps import Steps, chosen_steps, one_step, span
 from gradtap.selection import Selection
 from gradtap.store.runfile import RUN_NAME, RunFile, read_run
 from gradtap.types import GradSlice, ParamSpec, SessionPlan
-
-Steps = Iterable[int] | slice
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
@@ -144,7 +141,7 @@ class Run:
 
         Raises as `attempts`.
         """
-        places = self._attempts().places(_step(step)) or self._absent(_step(step))
+        places = self._attempts().places(one_step(step)) or self._absent(one_step(step))
         return tuple(Attempt(number=p.attempt, session=p.reader.session.name, capture=p.capture) for p in places)
 
     def grad(
@@ -173,11 +170,11 @@ class Run:
         param = self._param(name)
         where = Selection.of(slice, param.shape)
         if (step is None) == (steps is None):
-            raise UsageError(f"give either step= or steps=; this run has {_span(index.steps)}")
-        chosen = (_step(step),) if step is not None else self._chosen(steps, index.steps)
+            raise UsageError(f"give either step= or steps=; this run has {span(index.steps)}")
+        chosen = (one_step(step),) if step is not None else chosen_steps(steps, index.steps)
         places = [self._place(each, index, attempt=attempt, partial=partial) for each in chosen]
         values, complete = self._values(param, where, places, partial=partial)
-        facts = [self._facts(place, param) for place in places]
+        facts = self._facts(places, param)
         flags = 0
         for _, more in facts:
             flags |= more
@@ -201,7 +198,7 @@ class Run:
         """
         check_stat(stat)
         index = self._attempts()
-        chosen = index.steps if steps is None else self._chosen(steps, index.steps)
+        chosen = index.steps if steps is None else chosen_steps(steps, index.steps)
         places = [self._place(each, index, attempt=None, partial=False) for each in sorted(set(chosen))]
         return read_norms([(p.step, p.reader, p.capture) for p in places], self.params, match=match, stat=stat)
 
@@ -237,8 +234,17 @@ class Run:
     def _dtype(self, param: ParamSpec, places: list[Place]) -> str:
         return ", ".join(sorted({self._own(param, place).dtype for place in places}))
 
-    def _facts(self, place: Place, param: ParamSpec) -> tuple[float, int]:
-        return place.reader.ledger.facts(place.step, place.reader.session.by_name[param.name])
+    def _facts(self, places: list[Place], param: ParamSpec) -> list[tuple[float, int]]:
+        facts: dict[int, tuple[float, int]] = {}
+        by_reader: dict[int, list[int]] = {}
+        for at, place in enumerate(places):
+            by_reader.setdefault(id(place.reader), []).append(at)
+        for chosen in by_reader.values():
+            chosen.sort(key=lambda at: places[at].step)
+            reader = places[chosen[0]].reader
+            found = reader.ledger.facts([places[at].step for at in chosen], reader.session.by_name[param.name])
+            facts.update(zip(chosen, found, strict=True))
+        return [facts[at] for at in range(len(places))]
 
     def _place(self, step: int, index: AttemptIndex, *, attempt: int | None, partial: bool) -> Place:
         places = index.places(step)
@@ -253,19 +259,6 @@ class Run:
 
     def _absent(self, step: int) -> list[Place]:
         raise explain_absent(step, self._sessions(), self.steps)
-
-    def _chosen(self, steps: Any, known: tuple[int, ...]) -> tuple[int, ...]:
-        if isinstance(steps, builtins.slice):
-            chosen = _between(steps, known)
-        elif isinstance(steps, Iterable) and not isinstance(steps, str):
-            chosen = tuple(_step(each) for each in steps)
-        else:
-            raise UsageError(
-                f"steps is {steps!r}; give step numbers such as [1, 5], or a slice such as slice(100, 200)"
-            )
-        if not chosen:
-            raise StepNotFoundError(f"steps={steps!r} names no recorded step; this run has {_span(known)}")
-        return chosen
 
     def _param(self, name: str) -> ParamSpec:
         readers = self._sessions()
@@ -310,25 +303,3 @@ class Run:
         }
         self._signature = signature
         return file
-
-
-def _step(step: Any) -> int:
-    if not isinstance(step, bool | np.bool_):
-        try:
-            return operator.index(step)
-        except TypeError:
-            pass
-    raise UsageError(f"step is {step!r}; a step is a whole number, the first is 1")
-
-
-def _between(steps: slice, known: tuple[int, ...]) -> tuple[int, ...]:
-    bounds = [None if bound is None else _step(bound) for bound in (steps.start, steps.stop, steps.step)]
-    start, stop, stride = bounds
-    if stride is not None and stride < 1:
-        raise UsageError(f"the stride of steps is {stride}; use 1 or more")
-    origin = start if start is not None else (known[0] if known else 0)
-    return tuple(s for s in known if s >= origin and (stop is None or s < stop) and (s - origin) % (stride or 1) == 0)
-
-
-def _span(known: tuple[int, ...]) -> str:
-    return f"{len(known)} steps, {known[0]} to {known[-1]}" if known else "no complete step yet"

@@ -94,6 +94,9 @@ class Session:
         self.nonce = self.head.nonce
         check_head(self.head, self.paths.session_json)
         check_plan(self.plan, self.paths.session_json)
+        # Caches of this session alone: one on the class would keep the plans of closed runs alive.
+        self.rank_rows = functools.lru_cache(maxsize=64)(self._rank_rows)
+        self.chunks_of = functools.lru_cache(maxsize=1024)(self._chunks_of)
         self.by_name = {alias: i for i, p in enumerate(self.plan.params) for alias in p.aliases}
         self.by_name |= {p.name: i for i, p in enumerate(self.plan.params)}
 
@@ -155,13 +158,11 @@ class Session:
         """The merged row arrays, by path."""
         return by_path(merged_specs(self.head.layout))
 
-    @functools.lru_cache(maxsize=64)  # noqa: B019  (sessions live as long as their run)
-    def rank_rows(self, rank: int) -> dict[str, RowSpec]:
+    def _rank_rows(self, rank: int) -> dict[str, RowSpec]:
         """One rank's row arrays, by path."""
         return by_path(rank_specs(self.head.layout, rank))
 
-    @functools.lru_cache(maxsize=1024)  # noqa: B019  (sessions live as long as their run)
-    def chunks_of(self, param: int) -> tuple[ChunkPlan, ...]:
+    def _chunks_of(self, param: int) -> tuple[ChunkPlan, ...]:
         """All chunks of one parameter in the order of their elements.
 
         Raises `DamagedError` where they do not cover it exactly once: a hole would be read as uninitialised memory.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 from gradtap.errors import RendezvousError, StoreError
 from gradtap.plan.rules import Rule
@@ -15,10 +16,13 @@ from gradtap.store.schedule_log import append_entry, read_schedule
 class Numbering:
     """One rank's view of the schedule log. Rank 0 writes the first entry; the others wait for it."""
 
-    def __init__(self, paths: SessionPaths, *, rank: int, rule: Rule, timeout: float) -> None:
+    def __init__(
+        self, paths: SessionPaths, *, rank: int, rule: Rule, select: Sequence[str] | None, timeout: float
+    ) -> None:
         self._path = paths.schedule_log
         self._rank = rank
         self._rule = rule
+        self._select = None if select is None else list(select)
         self._timeout = timeout
         self._stamp: tuple[int, int] | None = None
         self.schedule: Schedule | None = None
@@ -30,7 +34,7 @@ class Numbering:
         """
         self.refresh()
         if self.schedule is None and self._rank == 0:
-            append_entry(self._path, ChangeEntry(from_step=step, rule=self._rule, select=None))
+            append_entry(self._path, ChangeEntry(from_step=step, rule=self._rule, select=self._select))
             self.refresh()
         deadline = time.monotonic() + self._timeout
         while self.schedule is None:

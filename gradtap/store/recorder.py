@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gradtap.config import Settings
@@ -30,6 +30,7 @@ Command = Callable[[CaptureWriter], None]
 class RankRecorder:
     """Records what one rank owns. All methods but `close` return at once.
 
+    `rule` and `select` (names of parameters, None for all) go into the schedule log, which rank 0 begins.
     `report(message)` is called once for each kind of failure, from the background thread. With `raise_errors`, the
     first failure is raised as `CaptureError` from the next `begin` or from `close`.
     """
@@ -42,13 +43,14 @@ class RankRecorder:
         rule: Rule,
         settings: Settings,
         report: Report,
+        select: Sequence[str] | None = None,
         raise_errors: bool = False,
         lock: RunLock | None = None,
     ) -> None:
         self._paths, self._rank, self._report = paths, rank, report
         self._raise_errors = raise_errors
         head = read_head(paths)
-        self._numbering = Numbering(paths, rank=rank, rule=rule, timeout=settings.attach_timeout)
+        self._numbering = Numbering(paths, rank=rank, rule=rule, select=select, timeout=settings.attach_timeout)
         self._writer = CaptureWriter(paths, head, rank, settings=settings, numbering=self._numbering)
         self._follower = Follower(paths, head, settings=settings, report=report, lock=lock) if rank == 0 else None
         self._commands: queue.SimpleQueue[tuple[Command, int | None] | None] = queue.SimpleQueue()

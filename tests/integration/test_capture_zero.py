@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,6 +50,16 @@ LATE = [
 OTHER = [
     {"engine": "zero2", "accumulation": 2, "backward": "direct"},
     {"engine": "zero2", "accumulation": 2, "more": {"managed_gradient_accumulation": False}, "unmanaged": True},
+    {"engine": "zero2", "accumulation": 2, "backward": "unscaled"},
+    {"engine": "zero2", "accumulation": 2, "through": "accelerate", "ragged": 3},
+    {
+        "engine": "zero2",
+        "accumulation": 2,
+        "offload": True,
+        "dtype": "float16",
+        "fp32_accumulation": True,
+        "rule": "late",
+    },
     {"engine": "zero2", "dtype": "float16", "scale": 1000.0},
     {"engine": "zero2", "dtype": "float16", "scale": 2.0**40},
 ]
@@ -61,25 +70,41 @@ THREE = [
     {"engine": "zero2", "accumulation": 2, "clip": 0.5, "dtype": "float16"},
     {"engine": "zero2", "zero": {"round_robin_gradients": True, "parameter_alignment": True}, "no_held": True},
 ]
+TARGET = "tests.support.capture_cells:run"
+REFUSALS = {
+    "zero0": "UnsupportedError: ZeRO stage 0 with AdamW is not supported",
+    "zero0 fp16": "UnsupportedError: FP16_UnfusedOptimizer",
+    "zero3": "UnsupportedError: ZeRO stage 3 is not supported",
+    "bf16 optimizer": "UnsupportedError: BF16_Optimizer",
+    "sum": "UnsupportedError: gradient_allreduce_op 'sum'",
+    "bf16 accumulation of fp32": "UnsupportedError: gradient accumulation in bfloat16 of a float32 model",
+    "twice": "AttachError: gradtap is attached to this DeepSpeedEngine already",
+    "not prepared": "AttachError: attach needs an Accelerator after prepare, and it holds no DeepSpeed engine yet",
+}
 STALE_SIDE = "side.weight"
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CellResult]:
-    """All cells, run by two processes in one launch."""
-    return _run(2, CELLS, tmp_path_factory.mktemp("two"))
+def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, CellResult], list[dict[str, str]]]:
+    """All cells and refusals, run by two processes in one launch."""
+    folder = tmp_path_factory.mktemp("two")
+    results = launch(TARGET, processes=2, folder=folder, args={"cells": CELLS, "refuse": True}, timeout=220)
+    cells = {key(cell): CellResult(cell, results, folder) for cell in CELLS}
+    return cells, [result["refusals"] for result in results]
+
+
+@pytest.fixture(scope="module")
+def two(launched: tuple[dict[str, CellResult], list[dict[str, str]]]) -> dict[str, CellResult]:
+    """The cells of the two processes."""
+    return launched[0]
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CellResult]:
     """A few cells, run by three processes: partitions end elsewhere, and the last is padded."""
-    return _run(3, THREE, tmp_path_factory.mktemp("three"))
-
-
-def _run(world: int, cells: list[dict[str, Any]], folder: Path) -> dict[str, CellResult]:
-    target = "tests.support.capture_cells:run"
-    results = launch(target, processes=world, folder=folder, args={"cells": cells}, timeout=220)
-    return {key(cell): CellResult(cell, results, folder) for cell in cells}
+    folder = tmp_path_factory.mktemp("three")
+    results = launch(TARGET, processes=3, folder=folder, args={"cells": THREE}, timeout=220)
+    return {key(cell): CellResult(cell, results, folder) for cell in THREE}
 
 
 def _id(cell: dict[str, Any]) -> str:
@@ -204,12 +229,15 @@ def test_ledger_facts_are_the_engines(two: dict[str, CellResult]) -> None:
         assert [step["step"] for step in result.steps] == [1, 2, 3]
         for rank in result.ranks:
             for step in rank["steps"]:
-                assert (step["micro_seen"], step["accum_engine"], step["accum_loop"]) == (accumulation,) * 3
-                assert (step["divisor"], step["loss_scale"]) == (float(accumulation), scale)
+                ragged = step["step"] == cell.get("ragged")
+                assert step["micro_seen"] == (1 if ragged else accumulation)
+                assert (step["accum_engine"], step["accum_loop"]) == (accumulation,) * 2
+                assert step["divisor"] == (1.0 if cell.get("backward") == "unscaled" else accumulation)
+                assert step["loss_scale"] == scale
                 assert step["clip_limit"] == cell.get("clip", 0.0)
                 assert step["learning_rates"] == [LEARNING_RATE]
                 assert step["k"] == round(math.log2(scale))
-                assert math.isclose(2.0 ** step["k"] / step["factor"], scale)
+                assert math.isclose(2.0 ** step["k"] / scale, step["factor"] / (accumulation if ragged else 1))
                 assert step["window_open"] and step["ended"]
 
 
@@ -265,3 +293,15 @@ def test_late_parameter_is_wrong_exactly_where_flagged(two: dict[str, CellResult
         value = result.assembled(step["step"])[STALE_SIDE]
         off = distance(value, result.given(step["step"], "reference")[STALE_SIDE])
         assert (off > 1e-2) == bool(step["flags"] & flags.LATE_TOUCH)
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_real_engines_that_are_not_supported_are_refused(
+    launched: tuple[dict[str, CellResult], list[dict[str, str]]], case: str
+) -> None:
+    """Each engine that is not read yet is refused on every rank, by name, with what is supported and what to do."""
+    for refusals in launched[1]:
+        assert refusals[case].startswith(REFUSALS[case])
+        assert ": " in refusals[case].removeprefix(REFUSALS[case])
+        if "UnsupportedError" in refusals[case]:
+            assert "supported with DeepSpeed are ZeRO stage 1 and 2" in refusals[case]

@@ -39,7 +39,35 @@ def run(args: dict[str, Any], folder: Path) -> dict[str, Any]:
     deepspeed = deepspeed_cpu.prepare()
     counter = count_collectives()
     deepspeed_cpu.init_group(deepspeed)
-    return {key(cell): run_cell(cell, folder, counter) for cell in args["cells"]}
+    found = {key(cell): run_cell(cell, folder, counter) for cell in args["cells"]}
+    return found | {
+        "refusals": {name: _refusal_of(made) for name, made in REFUSED.items()} if args.get("refuse") else {}
+    }
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "zero0": {"engine": "zero0"},
+    "zero0 fp16": {"engine": "zero0", "dtype": "float16"},
+    "zero3": {"engine": "zero3"},
+    "bf16 optimizer": {"engine": "zero1", "dtype": "bfloat16", "fp32_accumulation": True},
+    "sum": {"engine": "zero2", "more": {"gradient_allreduce_op": "sum"}},
+    "bf16 accumulation of fp32": {"engine": "zero2", "more": {"data_types": {"grad_accum_dtype": "bf16"}}},
+    "twice": {"engine": "zero2", "twice": True},
+    "not prepared": {"engine": "zero2", "through": "accelerate", "not_prepared": True},
+}
+
+
+def _refusal_of(cell: dict[str, Any]) -> str:
+    training = _training(cell)
+    target = training.fresh if cell.get("not_prepared") else training.target
+    try:
+        source = find_source(target)
+        if cell.get("twice"):
+            source.install(Listener(source, training, cell, Counter()))
+            find_source(target)
+    except AttachError as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
 
 
 def run_torch(args: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -214,6 +242,8 @@ class ZeroTraining:
     def backward(self, loss: torch.Tensor) -> None:
         if self.cell.get("backward") == "direct":
             self.engine.scale(loss).backward()
+        elif self.cell.get("backward") == "unscaled":
+            self.engine.backward(loss / self.cell["accumulation"], scale_wrt_gas=False)
         else:
             self.engine.backward(loss)
 
@@ -227,7 +257,7 @@ class ZeroTraining:
         return {name: safe_get_full_grad(param) for name, param in model.named_parameters() if param.requires_grad}
 
     def reference(self, step: int) -> dict[str, torch.Tensor]:
-        micros = self.cell.get("accumulation", 1)
+        micros = 1 if step == self.cell.get("ragged") else self.cell.get("accumulation", 1)
         return tiny_model.reference(
             self.engine.module, step, micros, dist.get_world_size(), self.cell.get("rule", "always")
         )
@@ -262,10 +292,18 @@ class AccelerateZeroTraining(ZeroTraining):
             gradient_accumulation_steps=cell.get("accumulation", 1),
             kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")],
         )
+        if cell.get("not_prepared"):
+            self.fresh = self.target
+            return
         self.prepared, self.optimizer = self.target.prepare(self.model, optimizer)
         self.engine = self.target.deepspeed_engine_wrapped.engine
 
     def step(self, step: int) -> None:
+        if step == self.cell.get("ragged"):
+            # As at the end of a data loader: a boundary before the window is full.
+            self.target.gradient_state._set_sync_gradients(True)
+            self.target.backward(self.prepared(batch(step, 0, dist.get_rank())))
+            return
         for micro in range(self.cell.get("accumulation", 1)):
             side = uses_side(step, micro, self.cell.get("rule", "always"))
             with self.target.accumulate(self.prepared):

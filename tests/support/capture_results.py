@@ -57,10 +57,7 @@ class CellResult:
     def _assemble(self, number: int, spec: dict[str, Any], own: dict[str, Any]) -> NDArray[np.float64]:
         numel = int(np.prod(spec["shape"]))
         flat = np.full(numel, np.nan)
-        if own["kind"] == "replicated":
-            bounds = [0, numel]
-        else:
-            bounds = own["bounds"]
+        bounds = [0, numel] if own["kind"] == "replicated" else own["bounds"]
         for rank, start, stop in zip(own["ranks"], bounds, bounds[1:], strict=False):
             held = self.pieces(number, rank).get(spec["name"], {})
             assert sum(map(len, held.values())) == stop - start, (spec["name"], rank, start, stop)

@@ -2,8 +2,9 @@
 
     results = launch("tests.support.cells:run", processes=2, args={"stage": 2}, folder=tmp_path)
 
-The function is called as `function(args, folder)` in each process; what it returns must be JSON, and is rank r's result.
-It may write `.npz` files to `folder` for arrays. Nobody outlives the call: stragglers print their stacks and are killed.
+The function is called as `function(args, folder)` in each process; what it returns must be JSON, and is that rank's
+result. It may write `.npz` files to `folder` for arrays. Nobody outlives the call: stragglers print their stacks and
+are killed.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _spawn(target: str | Path, folder: Path, env: dict[str, str]) -> subprocess.
 
 
 def wait(job: Sequence[subprocess.Popen[bytes]], timeout: float) -> list[int]:
-    """Exit codes. When one process fails, the others get five seconds; all are gone on return.
+    """Exit codes. When one process fails, the others get two seconds; all are gone on return.
 
     Raises `LaunchError` when time is up, after each process has written its stacks to its log.
     """
@@ -78,7 +79,7 @@ def wait(job: Sequence[subprocess.Popen[bytes]], timeout: float) -> list[int]:
     try:
         while any(process.poll() is None for process in job):
             if any(process.poll() for process in job):
-                until = min(until, time.monotonic() + 5)
+                until = min(until, time.monotonic() + 2)
             if time.monotonic() > until:
                 break
             time.sleep(0.02)

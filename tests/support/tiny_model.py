@@ -12,8 +12,9 @@ class TinyModel(nn.Module):
     """Embedding tied to the head, a convolution (4-d), a frozen layer, a scale of one element, a side branch.
 
     Odd sizes, so that partitions cut parameters inside rows. The side branch runs only where `side` is true, so its
-    parameters have no gradient in some windows. Smooth throughout: a kink would turn half-precision rounding into error. `scalar` makes the scale 0-d, which sharded engines refuse.
-    A child is called `module` by choice: it is no wrapper.
+    parameters have no gradient in some windows. `scalar` makes the scale 0-d, which sharded engines refuse.
+    A child is called `module` by choice: it is no wrapper. Smooth throughout: a kink would turn the rounding of half
+    precision into error.
     """
 
     def __init__(self, *, scalar: bool = False, seed: int = 0) -> None:

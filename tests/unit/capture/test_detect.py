@@ -89,7 +89,7 @@ def test_a_wrong_target_is_refused_in_words(case: str) -> None:
 
 
 # Making an optimizer that runs in backward loads a part of torch that warns about another part.
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.parametrize("case", UNSUPPORTED)
 def test_what_has_no_true_gradient_is_unsupported(case: str) -> None:
     """Each training whose gradient cannot be had raises `UnsupportedError` that names it."""

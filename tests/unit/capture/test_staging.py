@@ -35,7 +35,7 @@ def _plan(*sizes: int, dtype: str = "float32", chunk: int = 4) -> tuple[SessionP
                 shard=(size,),
                 chunk=(chunk,),
                 owners=(0,),
-            )  # fmt: skip
+            )
         )
         for start in range(0, size, chunk):
             chunks.append(
@@ -48,7 +48,7 @@ def _plan(*sizes: int, dtype: str = "float32", chunk: int = 4) -> tuple[SessionP
                     numel=chunk,
                     owner=0,
                     slot=len(chunks),
-                )  # fmt: skip
+                )
             )
     return SessionPlan(world=1, params=tuple(params), arrays=tuple(arrays)), chunks
 

@@ -148,6 +148,31 @@ def test_a_closure_is_evaluated_before_the_capture() -> None:
     assert log.calls == ["before", "after"] * 2
 
 
+def test_a_closure_that_is_evaluated_twice_is_one_step() -> None:
+    """An optimizer that evaluates its closure again within a step gives one capture: of the first evaluation."""
+
+    class Twice(torch.optim.Optimizer):
+        def __init__(self, params: Any, lr: float) -> None:
+            super().__init__(params, {"lr": lr})
+
+        def step(self, closure: Any = None) -> Any:
+            closure()
+            return closure()
+
+    model, optimizer, log = _made(Twice)
+    seen = []
+    for _ in range(2):
+
+        def closure() -> None:
+            optimizer.zero_grad()
+            model(batch(len(seen), 0, 0)).backward()
+            seen.append(model.out.bias.grad.clone())  # type: ignore[union-attr]
+
+        optimizer.step(closure)
+    assert log.calls == ["before", "after"] * 2
+    assert torch.equal(log.grads[0]["out.bias"], seen[0]) and torch.equal(log.grads[1]["out.bias"], seen[2])
+
+
 @pytest.mark.parametrize("change", ["clip", "scale one", "replace"])
 def test_a_write_after_backward_is_flagged(change: str) -> None:
     """Clipping, scaling one gradient in place, or putting another tensor there, is seen and labelled."""

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import gradtap
-from gradtap.read import captures, open_run
+from gradtap.read import captures, open_run, verify
 from gradtap.store.journal import RECORDS_AT, JournalReader, encode_record
 from gradtap.store.row_specs import STEP_PATH, by_path, merged_specs
 from gradtap.store.rows import ReplaceRows
 from gradtap.store.session import read_head
 from tests.support.synthetic import MODEL, NEVER, SMALL, Job
-from tests.support.wounds import flip
+from tests.support.wounds import flip, put
 
 
 def reader_of(run: Any) -> captures.CaptureIndex:
@@ -141,6 +141,24 @@ def test_dropped(tmp_path: Path) -> None:
     with pytest.raises(gradtap.IncompleteError, match="rank 1 dropped it"):
         run.grad("mlp.bias", 2)
     np.testing.assert_array_equal(run.grad("mlp.bias", 3).values, job.expected("mlp.bias", 3))
+
+
+def test_ranks_that_disagree(tmp_path: Path) -> None:
+    """A capture that ranks committed for different steps is void: under no number is it served."""
+    job = Job(run=tmp_path / "r", world=2, settings=NEVER).steps([1, 2])
+    job.kill()
+    journal = job.paths.journal(1)
+    with JournalReader(journal) as reader:
+        record, size = reader.record(1), reader.header.record_size
+    assert record is not None
+    put(journal, RECORDS_AT + size, encode_record(replace(record, step=7), len(record.crcs)))
+    run = open_run(job.run)
+    assert run.steps == (1,)
+    with pytest.raises(gradtap.IncompleteError, match="rank 1 recorded another step"):
+        run.grad("mlp.bias", 2)
+    with pytest.raises(gradtap.StepNotFoundError):
+        run.grad("mlp.bias", 7)
+    assert any("step 7 here, step 2 in the schedule" in f.what for f in verify(job.run).findings)
 
 
 def test_holes_are_settled_late(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_gradient_attributes_carry_the_true_parameter() -> None:
         "stop": 24,
         "dtype_captured": "bfloat16",
         "aliases": ["tied.weight"],
-        "owners": [[3, 2]],
+        "owners": [[3, 2, 1]],
     }
     assert document["shape"] == [2, 16]
     assert document["dimension_names"] == ["capture", "layer%2Fweight@8:0"]

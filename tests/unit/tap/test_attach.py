@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -211,10 +212,8 @@ def test_on_error_raise_stops_training(tmp_path: Path, monkeypatch: pytest.Monke
         time.sleep(0.2)
         training.steps(1)
         tap.close()
-    try:
+    with contextlib.suppress(gradtap.CaptureError):
         tap.close()
-    except gradtap.CaptureError:
-        pass
     assert read_lock(tmp_path / "a.gradtap") is None
 
 
