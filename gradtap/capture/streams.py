@@ -22,7 +22,7 @@ class CopyStream:
         side = self._side(source.device)
         with torch.cuda.stream(side):
             target.copy_(source, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             event.record(side)
         # The gradient may be freed by the step before the copy has run: keep its memory from being given away.
         source.record_stream(side)

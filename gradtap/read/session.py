@@ -135,7 +135,7 @@ class Session:
         if holder is None or holder.nonce != self.nonce:
             return "unclosed"
         stale = float(self.head.settings.get("lock_stale", Settings().lock_stale))
-        return "live" if is_alive(holder, stale) else "unclosed"
+        return "live" if is_alive(holder, stale, may_write=False) else "unclosed"
 
     @property
     def schedule(self) -> Schedule | None:

@@ -77,7 +77,7 @@ def _check_lock(run: Path, found: Findings) -> None:
     except GradtapError as error:
         found.damage(run / LOCK_NAME, str(error), "delete it, once it is certain that no job writes this run")
         return
-    if holder is not None and not is_alive(holder, Settings().lock_stale):
+    if holder is not None and not is_alive(holder, Settings().lock_stale, may_write=False):
         found.note(
             holder.path,
             f"left behind by a job that is gone: {holder.describe()}",

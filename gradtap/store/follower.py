@@ -63,8 +63,10 @@ class Follower:
             rest = max(self._settings.follow_interval, BUSY_SHARE * (time.monotonic() - begun))
 
     def _round(self) -> bool:
+        """Publish all there is; False where that failed."""
         try:
-            self._publisher.publish()
+            while self._publisher.publish():
+                self._heartbeat()
             return True
         except (GradtapError, OSError, ValueError) as error:
             self._say_once(f"publishing completed captures failed: {error}; they stay readable from the journals")

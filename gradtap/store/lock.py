@@ -26,6 +26,10 @@ except ImportError:  # pragma: no cover
 
 LOCK_NAME = "lock"
 
+REBOOT = 30.0
+"""Seconds in which no machine is down and up again: a younger lock of another boot is another machine's."""
+
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockHolder:
@@ -140,20 +144,23 @@ def read_lock(run_dir: Path) -> LockHolder | None:
     )
 
 
-def is_alive(holder: LockHolder, stale_after: float) -> bool:
+def is_alive(holder: LockHolder, stale_after: float, *, may_write: bool = True) -> bool:
     """Whether the holder still runs, as far as can be told from here.
 
-    Same host and boot: its process is there, with the same start. Same host, another boot: dead. Another host (or
-    container): alive until its lock file is `stale_after` seconds old by the clock of the file system.
+    Same host and boot: its process is there, with the same start. Another host (or container): alive until its lock
+    file is `stale_after` seconds old. The same host's name with another boot is most often a machine that was started
+    anew, yet may be another machine of that name: alive for `REBOOT` seconds at most. Ages are by the clock of the file
+    system, which takes writing a file beside the lock; `may_write=False`, for readers, makes do with this host's clock.
     Raises `StoreError` for a lock file that cannot be looked at.
     """
     same_space = not holder.space or holder.space == _process_space()
     if holder.host == socket.gethostname() and holder.boot and _boot():
         if holder.boot != _boot():
-            return False
+            stale_after = min(stale_after, REBOOT)
+            same_space = False
         if same_space:
             return process_start(holder.pid) == holder.start
-    return _age(holder.path) <= stale_after
+    return _age(holder.path, may_write=may_write) <= stale_after
 
 
 def process_start(pid: int) -> int | None:
@@ -202,14 +209,14 @@ def _process_space() -> str:
         return ""
 
 
-def _age(path: Path) -> float:
+def _age(path: Path, *, may_write: bool) -> float:
     try:
         written = path.stat().st_mtime
     except FileNotFoundError:
         return float("inf")
     except OSError as error:
         raise files.store_error("look at", path, error) from error
-    return _folder_now(path) - written
+    return (_folder_now(path) if may_write else time.time()) - written
 
 
 def _folder_now(path: Path) -> float:

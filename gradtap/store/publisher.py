@@ -67,8 +67,11 @@ class Publisher:
         self._checked = 0
         self._stopped = False
 
-    def publish(self) -> None:
-        """One round: grow ahead of need, merge new ledger rows, late fields, then new complete captures."""
+    def publish(self) -> bool:
+        """One round: grow ahead of need, merge new ledger rows, new complete captures, then late fields.
+
+        Whether a round took as many rows as it may, so that more may wait.
+        """
         self._open_journals()
         last = self._last_captures()
         first_row, rows = self._next_row, self._ready_rows()
@@ -77,8 +80,9 @@ class Publisher:
             self._merge_ledger(first_row, first_row + rows)
             self._next_row += rows
         self._publish_captures(last)
-        self._merge_late()
+        late = self._merge_late()
         self._flush()
+        return max(rows, late) >= BATCH
 
     def _flush(self) -> None:
         """`_step` last: a capture that reads as complete has its rows."""
@@ -189,17 +193,17 @@ class Publisher:
         for stat, values in merge_stats(rows, owner, count, len(column)).items():
             self._write(f"_summary/{stat}", capture, values)
 
-    def _merge_late(self) -> None:
-        """Late fields are rank 0's; a row's are known when its `state` is, or when a later row's are."""
+    def _merge_late(self) -> int:
+        """Late fields are rank 0's; a row's are known when its `state` is, or when a later row's are. Rows taken."""
         stop = min(self._next_row, self._next_late + BATCH)
         if stop <= self._next_late:
-            return
+            return 0
         state = self._rank_rows("ledger", 0, "state", self._next_late, stop)
         captures = self._rank_rows("ledger", 0, "capture", self._next_late, stop)
         waiting = np.flatnonzero(captures >= self._next_capture)
         known = np.flatnonzero(state[: int(waiting[0]) if waiting.size else None] != FIELDS_BY_NAME["state"].fill)
         if not known.size:
-            return
+            return 0
         stop = self._next_late + int(known[-1]) + 1
         for field in LATE_FIELDS:
             self._write(
@@ -208,7 +212,8 @@ class Publisher:
                 self._rank_rows("ledger", 0, field.name, self._next_late, stop),
             )
         self._merge_norm(self._next_late, stop)
-        self._next_late = stop
+        taken, self._next_late = stop - self._next_late, stop
+        return taken
 
     def _merge_norm(self, start: int, stop: int) -> None:
         captures = self._rank_rows("ledger", 0, "capture", start, stop)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from gradtap import flags
-from tests.support.capture_cells import LEARNING_RATE, key, scale_of
+from tests.support.capture_cells import key, scale_of
 from tests.support.capture_results import CellResult, distance
+from tests.support.capture_trainings import LEARNING_RATE
 from tests.support.launch import launch
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 5e-3}

@@ -117,16 +117,18 @@ def test_a_gradient_in_another_memory_layout_is_given_row_major() -> None:
 
 
 def test_a_subclass_that_calls_its_parents_step_is_one_step() -> None:
-    """Torch fires hooks twice for `super().step()`; the listener is called once before and once after."""
+    """Torch fires hooks twice for `super().step()`; the listener is called once before and once after all of it."""
 
     class Careful(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
-            return super().step(closure)
+            result = super().step(closure)
+            log.calls.append("own work")
+            return result
 
     torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
     model, optimizer, log = _made(Careful)
     _train(model, optimizer, steps=2)
-    assert log.calls == ["before", "after"] * 2
+    assert log.calls == ["before", "own work", "after"] * 2
 
 
 def test_a_closure_is_evaluated_before_the_capture() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import gradtap
+from gradtap.encode.checksum import with_crc
 from gradtap.read import open_run, verify
 from tests.support.synthetic import Job
 from tests.support.wounds import PAIR, WOUNDS, flip, put, spot
@@ -105,6 +106,20 @@ def test_a_damaged_record(copy: Path, closed: Job) -> None:
         run.grad("mlp.bias", STEP)
     np.testing.assert_array_equal(run.grad("mlp.bias", 5).values, closed.expected("mlp.bias", 5))
     assert {f.file for f in verify(copy).findings} == {"sessions/0000/journal/r00002"}
+
+
+def test_a_step_that_the_journals_do_not_know(copy: Path) -> None:
+    """Where `_step` says another step than the journals, with a checksum that holds, nothing is served for it."""
+    file = copy / "sessions/0000/gradients.zarr/_step/c.0"
+    body = bytearray(file.read_bytes()[:-4])
+    body[16:24] = (77).to_bytes(8, "little")
+    file.write_bytes(with_crc(bytes(body))[0])
+    run = open_run(copy)
+    for step in (3, 77):
+        with pytest.raises(gradtap.GradtapError):
+            run.grad(NAME, step)
+    with pytest.raises(gradtap.DamagedError, match="published as step 77"):
+        run.grad(NAME, 77, partial=False)
 
 
 def test_a_live_chunk_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

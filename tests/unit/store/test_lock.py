@@ -16,7 +16,7 @@ import pytest
 
 from gradtap.errors import DamagedError, LockedError, StoreError
 from gradtap.store import lock
-from gradtap.store.lock import RunLock, is_alive, process_start, read_lock
+from gradtap.store.lock import REBOOT, RunLock, is_alive, process_start, read_lock
 
 
 def leave(run_dir: Path, **changes: Any) -> Path:
@@ -105,8 +105,12 @@ def test_a_zombie_does_not_hold_a_run(tmp_path: Path) -> None:
 
 
 def test_another_boot_of_this_host_is_dead(tmp_path: Path) -> None:
-    """A lock from before the host started anew is taken over at once."""
-    leave(tmp_path, boot="another")
+    """A lock from before the host started anew is taken over; one too young for that is another machine's."""
+    path = leave(tmp_path, boot="another")
+    with pytest.raises(LockedError):
+        RunLock.acquire(tmp_path, "n2", stale_after=1e9)
+    old = path.stat().st_mtime - REBOOT - 1
+    os.utime(path, (old, old))
     RunLock.acquire(tmp_path, "n2", stale_after=1e9).release()
 
 

@@ -242,3 +242,16 @@ def test_a_journal_that_exists_is_never_overwritten(tmp_path: Path) -> None:
         RankRecorder(job.paths, 0, rule=StepsRule(()), settings=SMALL, report=print)
     job.close()
     assert list(gradtap.open(job.run).steps) == [1]
+
+
+def test_a_follower_that_fell_behind_publishes_everything_at_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many rows wait, the merged ledger of a closed session has them all, late fields too."""
+    monkeypatch.setattr("gradtap.store.publisher.BATCH", 3)
+    job = Job(run=tmp_path / "r", world=2, settings=NEVER).steps(range(1, 12))
+    job.close()
+    group = group_of(job)
+    assert list(group["_ledger/step"][:]) == list(range(1, 12))
+    assert list(group["_ledger/state"][:]) == [1] * 11
+    assert np.isfinite(group["_ledger/norm"][:]).all()
