@@ -225,7 +225,7 @@ class EngineFacts:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class GradSlice(np.lib.mixins.NDArrayOperatorsMixin):
     """One gradient, a slice of it, or a stack over steps, with what is known about it.
 
@@ -256,6 +256,11 @@ class GradSlice(np.lib.mixins.NDArrayOperatorsMixin):
     def step(self) -> int:
         """The step, where there is one; the first of a stack."""
         return self.steps[0]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(str, self.steps[:3])) + (", ..." if len(self.steps) > 3 else "")
+        notes = [f"captured as {self.dtype_captured}", *self.flags, *([] if self.complete else ["not complete"])]
+        return f"<gradient of {self.name} at step {shown}: {', '.join(notes)}>\n{self.values!r}"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.values, dtype=dtype, copy=copy)

@@ -43,6 +43,12 @@ class Follower:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
+        try:
+            self._finish(timeout)
+        finally:
+            self._publisher.close()
+
+    def _finish(self, timeout: float) -> None:
         if missing := self._wait_closed(timeout):
             self._round()
             self._report(

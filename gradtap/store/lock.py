@@ -30,7 +30,6 @@ REBOOT = 30.0
 """Seconds in which no machine is down and up again: a younger lock of another boot is another machine's."""
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockHolder:
     """Who holds a run. `start` is in clock ticks since boot, `since` and `heartbeat` in Unix seconds by its clock.

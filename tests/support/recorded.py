@@ -59,6 +59,8 @@ class NativeZero:
             clip=cell["clip"],
             zero=cell.get("zero"),
         )
+        if "scale_power" in cell:
+            config["fp16"] |= {"initial_scale_power": cell["scale_power"]}
         self.engine = deepspeed.initialize(model=self.module, optimizer=optimizer, config=config)[0]
         self.target = self.engine
 

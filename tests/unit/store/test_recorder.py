@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from gradtap.errors import CaptureError, OtherModelError
 from gradtap.plan.rules import StepsRule
 from gradtap.plan.schedule import ChangeEntry
 from gradtap.store.chunk_writer import ChunkWriter
-from gradtap.store.publisher import CHECKED_CAPTURES
+from gradtap.store.norm_check import CHECKED_CAPTURES
 from gradtap.store.recorder import RankRecorder
 from gradtap.store.runfile import read_run
 from gradtap.store.schedule_log import append_entry
@@ -255,3 +256,18 @@ def test_a_follower_that_fell_behind_publishes_everything_at_close(
     assert list(group["_ledger/step"][:]) == list(range(1, 12))
     assert list(group["_ledger/state"][:]) == [1] * 11
     assert np.isfinite(group["_ledger/norm"][:]).all()
+
+
+def test_a_rank_that_falls_silent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captures that wait for one rank are said once, with the rank."""
+    monkeypatch.setattr("gradtap.store.publisher.LAG", 5)
+    job = Job(run=tmp_path / "r", settings=replace(SMALL, close_timeout=0.2)).steps([1, 2])
+    job.steps(range(3, 13), absent=[1])
+    job.flush()
+    deadline = time.monotonic() + 20
+    while not any("rank 1 has journaled" in report for report in job.reports):
+        assert time.monotonic() < deadline, job.reports
+        time.sleep(0.01)
+    job.close()
+    assert len([r for r in job.reports if "has journaled" in r]) == 1
+    assert list(gradtap.open(job.run).steps) == [1, 2]
