@@ -202,6 +202,7 @@ class Tap:
             report=self._report,
             raise_errors=self._options.on_error == "raise",
             lock=lock,
+            on_end=self._staging.abort,
         )
 
     def _capture(self, begun: float) -> None:

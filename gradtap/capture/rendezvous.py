@@ -120,7 +120,8 @@ class Rendezvous:
     def _arrived(self, key: str, seconds: float) -> bool:
         if self._store.check([key]):
             return True
-        if seconds <= 0:
+        # The store counts whole milliseconds, and takes 0 of them for "for ever".
+        if seconds < 0.001:
             return False
         try:
             self._store.wait([key], timedelta(seconds=seconds))

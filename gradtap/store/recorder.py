@@ -32,7 +32,8 @@ class RankRecorder:
 
     `rule` and `select` (names of parameters, None for all) go into the schedule log, which rank 0 begins.
     `report(message)` is called once for each kind of failure, from the background thread. With `raise_errors`, the
-    first failure is raised as `CaptureError` from the next `begin` or from `close`.
+    first failure is raised as `CaptureError` from the next `begin` or from `close`. `on_end(reason)` is called when the
+    background thread ends, however it does: nobody gives buffers back after that.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class RankRecorder:
         select: Sequence[str] | None = None,
         raise_errors: bool = False,
         lock: RunLock | None = None,
+        on_end: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._paths, self._rank, self._report = paths, rank, report
-        self._raise_errors = raise_errors
+        self._raise_errors, self._on_end = raise_errors, on_end
         head = read_head(paths)
         self._numbering = Numbering(paths, rank=rank, rule=rule, select=select, timeout=settings.attach_timeout)
         self._writer = CaptureWriter(paths, head, rank, settings=settings, numbering=self._numbering)
@@ -130,12 +132,20 @@ class RankRecorder:
         self._commands.put((command, step))
 
     def _work(self) -> None:
-        while (item := self._commands.get()) is not None:
-            command, step = item
-            try:
-                command(self._writer)
-            except Exception as error:
-                self._failed(error, step)
+        died = "the recorder's thread has ended"
+        try:
+            while (item := self._commands.get()) is not None:
+                command, step = item
+                try:
+                    command(self._writer)
+                except Exception as error:
+                    self._failed(error, step)
+        except BaseException as error:
+            # Not even this may leave training waiting for a buffer that nobody gives back.
+            died = f"the recorder's thread has died: {type(error).__name__}: {error}"
+            raise
+        finally:
+            self._on_end(died)
 
     def _failed(self, error: Exception, step: int | None) -> None:
         self.failures += 1

@@ -121,3 +121,10 @@ def test_alone_everything_is_said_to_nobody() -> None:
     """In a world of one, or without a process group, rank 0's calls return at once."""
     assert _lead(Rendezvous(0, 1, 1.0)) == "recording"
     assert _lead(Rendezvous.of_process_group(1.0)) == "recording"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-5, 9e-4, -1.0])
+def test_less_than_a_millisecond_is_no_wait(meet: Callable[..., Rendezvous], seconds: float) -> None:
+    """What is left of a time-out after other ranks used it up ends the wait, and does not turn into a wait for ever."""
+    with pytest.raises(RendezvousError, match="rank 0 has not announced"):
+        meet(1, timeout=seconds).receive()

@@ -271,3 +271,26 @@ def test_a_rank_that_falls_silent_is_named(tmp_path: Path, monkeypatch: pytest.M
     job.close()
     assert len([r for r in job.reports if "has journaled" in r]) == 1
     assert list(gradtap.open(job.run).steps) == [1, 2]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_dies_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for buffers is told when the background thread ends, even by what no handler catches."""
+    job = Job(run=tmp_path / "r", world=1)
+    heard: list[str] = []
+    job.recorders[0]._on_end = heard.append
+
+    class Fatal(BaseException):
+        """Not an Exception: no handler of the recorder's takes it."""
+
+    def die(*args: Any) -> None:
+        raise Fatal("gone")
+
+    monkeypatch.setattr(ChunkWriter, "write", die)
+    job.step(1)
+    job.recorders[0]._thread.join(20)
+    assert heard and "gone" in heard[0]
+    follower = job.recorders[0]._follower
+    assert follower is not None
+    follower._stop.set()
+    follower._thread.join()
