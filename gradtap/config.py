@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from gradtap.errors import UsageError
+from gradtap.errors import UsageError, nearest
+
+_PREFIX = "GRADTAP_"
+
+_LEAST = {"capacity": 1, "max_time": 1, "shard_bytes": 64, "chunk_bytes": 64, "slab_bytes": 64, "buffer_bytes": 0}
+_LEAST["open_files"] = 8
+
+_LONGEST = 1e9
+"""Seconds. What waits below counts in whole nanoseconds of 64 bits, and more than decades is a slip of the pen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a recorder lays out and writes its store. Environment: `GRADTAP_` + the field's name in capitals."""
+    """How a recorder lays out and writes its store. Environment: `GRADTAP_` + the field's name in capitals.
+
+    Every field is checked at construction: `UsageError` names the variable, the value and what is allowed.
+    """
 
     capacity: int = 1024
     """Length of axis 0 to begin with, in captures; a power of two, doubled ahead of need, trimmed at close."""
@@ -20,16 +32,21 @@ class Settings:
     """Most captures in one shard file (T); a power of two."""
 
     shard_bytes: int = 128 * 2**20
-    """Raw bytes that a shard file aims at."""
+    """Raw bytes that a shard file aims at; no fewer than `chunk_bytes`."""
 
     chunk_bytes: int = 512 * 2**10
-    """Raw bytes that an inner chunk aims at."""
+    """Raw bytes that an inner chunk aims at; at least 64."""
 
     slab_bytes: int = 8 * 2**20
     """Bytes of one reused host buffer; no smaller than the largest chunk."""
 
     buffer_bytes: int = 0
-    """Host memory for reused buffers on each rank; 0 takes room for two captures, at least 64 MiB."""
+    """Host memory for reused buffers on each rank.
+
+    0 takes room for two captures, at least 64 MiB; at most this rank's share (the ranks on this machine divide evenly)
+    of a quarter of the memory that is available at attach, in the machine or under its cgroup's limit, whichever is
+    less. Never less than two slabs, whatever is asked for.
+    """
 
     fsync: str = "every=50"
     """`none` (survives the process), `every=K` captures, or `each` capture."""
@@ -47,16 +64,26 @@ class Settings:
     """Seconds between two heartbeats of the lock."""
 
     lock_stale: float = 120.0
-    """Seconds without a heartbeat after which another host's lock counts as left behind."""
+    """Seconds without a heartbeat after which another host's lock counts as left behind; more than `heartbeat`."""
 
     open_files: int = 256
-    """Most shard files that a rank holds open."""
+    """Most shard files that a rank holds open; at least 8."""
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "int":
+                _check_count(field.name, value)
+            elif field.type == "float":
+                _check_seconds(field.name, value)
         for name in ("capacity", "max_time"):
             value = getattr(self, name)
-            if value < 1 or value & (value - 1):
-                raise UsageError(f"{name} is {value}; it must be a power of two, such as 64 or 1024")
+            if value & (value - 1):
+                raise _bad(name, value, "a power of two, such as 64 or 1024")
+        if self.shard_bytes < self.chunk_bytes:
+            raise _bad("shard_bytes", self.shard_bytes, f"no less than {_variable('chunk_bytes')}, {self.chunk_bytes}")
+        if self.lock_stale <= self.heartbeat:
+            raise _bad("lock_stale", self.lock_stale, f"more than {_variable('heartbeat')}, {self.heartbeat:g} s")
         self.fsync_every  # noqa: B018  (refuses a bad policy at construction)
 
     @property
@@ -72,21 +99,46 @@ class Settings:
         head, _, count = self.fsync.partition("=")
         if head == "every" and count.isdigit() and int(count) > 0:
             return int(count)
-        raise UsageError(f"fsync is {self.fsync!r}; allowed are none, each, and every=K such as every=50")
+        raise UsageError(
+            f"{_variable('fsync')} is {self.fsync!r}; allowed are none, each, and every=K such as every=50"
+        )
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """The defaults, with `GRADTAP_*` variables over them.
 
-        Raises `UsageError` naming the variable for a value that does not parse.
+        Raises `UsageError` for a variable of an unknown name, and naming the variable for a value that is not allowed.
         """
         env = os.environ if environment is None else environment
+        kinds = {_variable(field.name): field for field in fields(cls)}
         found: dict[str, object] = {}
-        for field in fields(cls):
-            text = env.get(f"GRADTAP_{field.name.upper()}")
-            if text is not None:
-                found[field.name] = _parse(field.name, str(field.type), text)
+        for variable in sorted(name for name in env if name.startswith(_PREFIX)):
+            if variable not in kinds:
+                known = nearest(variable, kinds) or f"; known are {', '.join(kinds)}"
+                raise UsageError(f"{variable}={env[variable]!r} in the environment is no setting of gradtap{known}")
+            field = kinds[variable]
+            found[field.name] = _parse(field.name, str(field.type), env[variable])
         return cls(**found)  # type: ignore[arg-type]
+
+
+def _variable(name: str) -> str:
+    return _PREFIX + name.upper()
+
+
+def _bad(name: str, value: object, allowed: str) -> UsageError:
+    return UsageError(f"{_variable(name)} is {value!r}; it must be {allowed}")
+
+
+def _check_count(name: str, value: object) -> None:
+    least = _LEAST[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise _bad(name, value, f"a whole number, at least {least}")
+
+
+def _check_seconds(name: str, value: object) -> None:
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not 0 < number <= _LONGEST:
+        raise _bad(name, value, f"a number of seconds above 0, at most {_LONGEST:g}")
 
 
 def _parse(name: str, kind: str, text: str) -> object:
@@ -94,4 +146,5 @@ def _parse(name: str, kind: str, text: str) -> object:
     try:
         return convert(text)
     except ValueError as error:
-        raise UsageError(f"GRADTAP_{name.upper()} is {text!r}; it must be a number ({kind})") from error
+        words = {"int": "a whole number", "float": "a number of seconds"}[kind]
+        raise _bad(name, text, words) from error

@@ -31,27 +31,40 @@ class AttachOptions:
     first_step: int | None
 
 
-def check_options(store: str | os.PathLike[str], **given: Any) -> AttachOptions:
+def check_options(
+    store: str | os.PathLike[str],
+    *,
+    select: Any,
+    every: Any,
+    codec: Any,
+    summary: Any,
+    on_full: Any,
+    on_error: Any,
+    budget: Any,
+    keep: Any,
+    micro: Any,
+    first_step: Any,
+) -> AttachOptions:
     """The arguments of `attach` as one value.
 
     Raises `UsageError` naming the argument, its value and what is allowed.
     """
-    _one_of("codec", given["codec"], tuple(PROFILES))
-    _one_of("summary", given["summary"], SUMMARY_LEVELS)
-    _one_of("on_full", given["on_full"], ON_FULL)
-    _one_of("on_error", given["on_error"], ON_ERROR)
-    _not_yet("budget", given["budget"], None)
-    _not_yet("keep", given["keep"], 0)
-    _not_yet("micro", given["micro"], False)
+    _one_of("codec", codec, tuple(PROFILES))
+    _one_of("summary", summary, SUMMARY_LEVELS)
+    _one_of("on_full", on_full, ON_FULL)
+    _one_of("on_error", on_error, ON_ERROR)
+    _not_yet("budget", budget, None)
+    _not_yet("keep", keep, 0)
+    _not_yet("micro", micro, False)
     return AttachOptions(
         store=_store_path(store),
-        select=given["select"],
-        rule=parse_rule(given["every"]),
-        codec=given["codec"],
-        summary=given["summary"],
-        on_full=given["on_full"],
-        on_error=given["on_error"],
-        first_step=_first_step(given["first_step"]),
+        select=select,
+        rule=parse_rule(every),
+        codec=codec,
+        summary=summary,
+        on_full=on_full,
+        on_error=on_error,
+        first_step=_first_step(first_step),
     )
 
 

@@ -8,10 +8,10 @@ The training thread only copies: everything that can wait is a command to the re
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from gradtap.capture.detect import find_source
@@ -19,20 +19,24 @@ from gradtap.capture.rendezvous import Rendezvous
 from gradtap.capture.source import GradSource
 from gradtap.capture.staging import Staging
 from gradtap.config import Settings
-from gradtap.errors import AttachError, CaptureError, GradtapError, UsageError
+from gradtap.errors import AttachError, CaptureError, UsageError
 from gradtap.matching import Select, select_params
 from gradtap.options import AttachOptions, check_options
 from gradtap.plan.chunks import rank_chunks
 from gradtap.plan.planner import plan_session
+from gradtap.plan.rules import Rule
 from gradtap.store.job import Job, JobRequest, join_job
 from gradtap.store.lock import RunLock
 from gradtap.store.paths import SessionPaths
 from gradtap.store.recorder import RankRecorder
-
-logger = logging.getLogger("gradtap")
+from gradtap.tags import as_json
+from gradtap.voice import Voice
 
 CRASH_TIMEOUT = 2.0
 """Seconds that a crashing process waits for ranks that are perhaps gone, or wait for it in a collective."""
+
+MOST_JUMP = 512
+"""Steps that an engine may jump ahead within a session; the ledger has a row for each of them."""
 
 
 def attach(
@@ -66,44 +70,56 @@ def attach(
 
     Raises `UsageError` for a wrong argument, `UnsupportedError` for an engine whose true gradient cannot be had,
     `RendezvousError` where the ranks do not meet, `LockedError` for a run that a live job holds, `OtherModelError`
-    for a run of another model, `StoreError` for a path that cannot be written. Nothing stored before is changed.
+    for a run of another model, `StoreError` for a path that cannot be written. Nothing stored before is changed, and
+    nothing half made is left.
     """
-    given = {"codec": codec, "summary": summary, "on_full": on_full, "on_error": on_error, "budget": budget}
-    options = check_options(store, select=select, every=every, keep=keep, micro=micro, first_step=first_step, **given)
-    settings = Settings.from_environment()
-    rendezvous = Rendezvous.of_process_group(settings.attach_timeout)
+    # First of all, so that the ranks' meetings stay in step whatever is wrong with one rank's arguments.
+    rendezvous = Rendezvous.of_process_group(Settings().attach_timeout)
     with rendezvous.telling_failures():
-        source = find_source(target)
-        tap = Tap(source, options, settings, rendezvous)
-    tap.start()
+        settings = Settings.from_environment()
+        rendezvous.timeout = settings.attach_timeout
+        options = check_options(
+            store,
+            select=select,
+            every=every,
+            codec=codec,
+            summary=summary,
+            on_full=on_full,
+            on_error=on_error,
+            budget=budget,
+            keep=keep,
+            micro=micro,
+            first_step=first_step,
+        )
+        tap = Tap(find_source(target), options, settings)
+        tap.join(rendezvous)
     return tap
 
 
 class Tap:
     """A recorder attached to one training. Made by `attach`; also a context manager that closes it."""
 
-    def __init__(self, source: GradSource, options: AttachOptions, settings: Settings, rendezvous: Rendezvous) -> None:
-        facts = source.facts
-        plan = plan_session(source.params, source.ownership, world=facts.world, settings=settings)
+    def __init__(self, source: GradSource, options: AttachOptions, settings: Settings) -> None:
         self._source, self._options, self._settings = source, options, settings
+        self._plan = plan_session(source.params, source.ownership, world=source.facts.world, settings=settings)
         self._wanted = select_params(options.select, source.params)
         self._staging = Staging(
-            plan,
-            rank_chunks(plan, facts.rank),
+            self._plan,
+            rank_chunks(self._plan, source.facts.rank),
             budget=settings.buffer_bytes or None,
             slab_bytes=settings.slab_bytes,
         )
         self._refuse_drop_of_large_steps()
-        request = JobRequest(store=options.store, codec=options.codec, summary=options.summary)
-        self._job: Job[RankRecorder] = join_job(request, settings, plan, facts, rendezvous, self._make_recorder)
-        self._recorder = self._job.prepared
+        self._voice = Voice(raise_errors=options.on_error == "raise")
+        self._job: Job[RankRecorder] | None = None
+        self._recorder: RankRecorder
+        self._rule: Rule | None = None
         self._pid = os.getpid()
         self._step: int | None = None
         self._open_step: int | None = None
         self._recording = True
         self._closed = False
         self._drops = 0
-        self._streaming_said = False
 
     @property
     def path(self) -> str:
@@ -112,14 +128,23 @@ class Tap:
 
     @property
     def session(self) -> str:
-        """Name of this session in the run."""
-        return self._job.paths.name
+        """Name of this session in the run; empty before `join`."""
+        return "" if self._job is None else self._job.paths.name
 
-    def start(self) -> None:
-        """Begin: background threads, then hooks. `attach` has called it."""
-        self._recorder.start()
-        self._source.install(self)
-        atexit.register(self._at_exit)
+    def join(self, rendezvous: Rendezvous) -> None:
+        """Meet the other ranks in a session of the run, and begin. `attach` has called it.
+
+        Raises as `attach`; every hook, thread and file is then gone again.
+        """
+        request = JobRequest(store=self._options.store, codec=self._options.codec, summary=self._options.summary)
+        facts = self._source.facts
+        try:
+            self._job = join_job(request, self._settings, self._plan, facts, rendezvous, self._prepare)
+            self._recorder.start()
+            atexit.register(self._at_exit)
+        except BaseException:
+            self._undo()
+            raise
 
     def before_step(self) -> None:
         """The engine is about to update: copy what this rank owns. Called by the hook, on the training thread."""
@@ -129,62 +154,37 @@ class Tap:
         try:
             self._finish_last_step()
             self._capture(begun)
-        except CaptureError:
-            raise
+        except CaptureError as error:
+            self._stop(error)
         except Exception as error:
-            self._failed(error)
+            self._stop(error)
 
     def after_step(self) -> None:
         """The engine has updated. Its outcome is read at the next boundary, when it costs no wait."""
 
     def log(self, **tags: Any) -> None:
-        """Keep tags (loss, data ids ...; anything JSON) with the current step.
+        """Keep tags (loss, data ids ...) with the current step: numbers, texts, lists, dicts, tensors, arrays.
 
         Between a window's first backward and its step that is the step to come; otherwise the last step recorded
-        (before the first one: the first).
-
-        Raises `UsageError` for a value that is not JSON.
+        (before the first one: the first). A tag that cannot be kept is said once, and raised under
+        `on_error="raise"`.
         """
-        window_open = self._source.window_open
-        step = self._step if not window_open and self._step is not None else self._upcoming()
+        if self._closed or not self._recording:
+            self._voice.once("tags", f"tags {sorted(tags)} were logged after recording had ended; they are not kept")
+            return
+        in_window = self._source.window_open or self._step is None
         try:
-            self._recorder.tags(step or 1, tags)
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"tags must be JSON (numbers, texts, lists, dicts): {error}; got {tags!r}") from error
+            self._recorder.tags(self._upcoming() if in_window else self._step or 1, as_json(tags))
+        except UsageError as error:
+            self._voice.failed("tags", str(error), error)
 
     def close(self) -> None:
         """Detach, write what is still in memory, and on rank 0 finish the session. Safe to call twice.
 
         Rank 0 waits for the other ranks to close too, `GRADTAP_CLOSE_TIMEOUT` seconds after their last progress.
-        Raises `CaptureError` for a failure of the recorder under `on_error="raise"`.
+        Raises `CaptureError` for a failure of the recorder under `on_error="raise"`; all is closed even then.
         """
         self._close(self._settings.close_timeout)
-
-    def _at_exit(self) -> None:
-        # Set by the interpreter when an exception has ended the program: the other ranks are perhaps gone.
-        crashed = getattr(sys, "last_type", None) is not None
-        self._close(CRASH_TIMEOUT if crashed else self._settings.close_timeout)
-
-    def _close(self, timeout: float) -> None:
-        if self._closed or os.getpid() != self._pid:
-            return
-        self._closed = True
-        atexit.unregister(self._at_exit)
-        try:
-            self._source.remove()
-            if self._recording:
-                self._finish_last_step()
-        except Exception as error:
-            self._failed(error)
-        finally:
-            self._recording = False
-        if self._drops > 1:
-            self._report(f"{self._drops} captures were dropped because the host buffer was full; the ledger marks them")
-        try:
-            self._recorder.close(timeout)
-        finally:
-            self._staging.close()
-            self._job.leave()
 
     def __enter__(self) -> Tap:
         return self
@@ -192,26 +192,62 @@ class Tap:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self._close(self._settings.close_timeout if kind is None else CRASH_TIMEOUT)
 
-    def _make_recorder(self, paths: SessionPaths, lock: RunLock | None) -> RankRecorder:
-        return RankRecorder(
+    def _prepare(self, paths: SessionPaths, lock: RunLock | None) -> RankRecorder:
+        """Make the recorder's files and install the hooks, before this rank says that it is ready."""
+        names = None if self._wanted is None else [self._source.params[i].name for i in sorted(self._wanted)]
+        self._recorder = RankRecorder(
             paths,
             self._source.facts.rank,
             rule=self._options.rule,
-            select=None if self._wanted is None else [self._source.params[i].name for i in sorted(self._wanted)],
+            select=names,
             settings=self._settings,
-            report=self._report,
-            raise_errors=self._options.on_error == "raise",
+            report=self._voice.report,
+            raise_errors=self._voice.raise_errors,
             lock=lock,
             on_end=self._staging.abort,
         )
+        self._source.install(self)
+        return self._recorder
+
+    def _undo(self) -> None:
+        self._closed, self._recording = True, False
+        self._source.remove()
+        if hasattr(self, "_recorder"):
+            self._recorder.discard()
+        self._staging.close()
+        if self._job is not None:
+            self._job.leave()
+
+    def _at_exit(self) -> None:
+        # Set by the interpreter when an exception has ended the program: the other ranks are perhaps gone.
+        crashed = getattr(sys, "last_type", None) is not None
+        self._close(CRASH_TIMEOUT if crashed else self._settings.close_timeout)
+
+    def _close(self, timeout: float) -> None:
+        """Every part is tried, whatever happens to the others; the first failure is said, or raised, at the end."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        atexit.unregister(self._at_exit)
+        parts: list[Callable[[], object]] = [self._source.remove]
+        if self._recording:
+            parts.append(self._finish_last_step)
+        parts += [lambda: self._recorder.close(timeout), self._staging.close]
+        if self._job is not None:
+            parts.append(self._job.leave)
+        failures = [error for part in parts if (error := _failure_of(part)) is not None]
+        self._recording = False
+        if self._drops > 1:
+            self._voice.report(f"{self._drops} captures were dropped for want of buffers; the ledger marks them")
+        for error in failures:
+            self._voice.failed(f"close {type(error).__name__}", f"closing the recorder: {error}", error)
 
     def _capture(self, begun: float) -> None:
         step = self._next_step()
         if step is None:
             return
         due = self._due(step)
-        facts = self._source.step_facts(step)
-        self._recorder.begin(facts, capture=due, wanted=self._wanted)
+        self._recorder.begin(self._source.step_facts(step), capture=due, wanted=self._wanted)
         self._open_step = self._step = step
         dropped = due and self._options.on_full == "drop" and not self._staging.room()
         if dropped:
@@ -224,42 +260,27 @@ class Tap:
         chosen = (lambda param: True) if wanted is None else (lambda param: param in wanted)
         try:
             waited = self._staging.copy(self._source.gradients(), self._recorder.piece, chosen)
-            self._say_streaming(waited)
-            return waited
         except Exception as error:
             self._recorder.fail()
-            self._say(f"rank {self._source.facts.rank} could not copy its gradients at step {self._step}: {error}")
+            rank = self._source.facts.rank
+            message = f"rank {rank} could not copy its gradients at step {self._step}: {error}"
+            self._voice.failed(f"copy {type(error).__name__}", message, error)
             return 0.0
-
-    def _count_drop(self, step: int) -> None:
-        self._drops += 1
-        if self._drops == 1:
-            self._report(
-                f"the host buffer is full at step {step}, so this capture is dropped, as asked for; the ledger marks "
-                "each one. A faster disk, a larger GRADTAP_BUFFER_BYTES or a larger `every` avoids it"
-            )
-
-    def _say_streaming(self, waited: float) -> None:
-        staging = self._staging
-        if staging.fits or self._streaming_said:
-            return
-        self._streaming_said = True
-        self._report(
-            f"a capture of this rank is {staging.step_bytes} bytes and the host buffer {staging.budget}, so captures "
-            f"stream through it while training waits: {waited:.3g} s at step {self._step}. GRADTAP_BUFFER_BYTES="
-            f"{2 * staging.step_bytes} avoids it"
-        )
+        if not self._staging.fits:
+            self._say_streaming(waited)
+        return waited
 
     def _next_step(self) -> int | None:
-        """Number of the update to come. An engine that counts backwards has been restored: that is a new session."""
+        """Number of the update to come. An engine that counts otherwise has been restored: that is a new session."""
         step = self._upcoming()
-        if self._step is None or step > self._step:
+        if self._step is None or self._step < step <= self._step + MOST_JUMP:
             return step
         self._recording = False
-        self._say(
+        message = (
             f"the engine goes on from step {step} after step {self._step}, so a checkpoint was loaded: this session "
-            "stops recording; close this tap and attach again to record the repeated steps as a new attempt"
+            "stops recording; close this tap and attach again to go on in a new session of the same run"
         )
+        self._voice.failed("restored", message)
         return None
 
     def _upcoming(self) -> int:
@@ -270,7 +291,11 @@ class Tap:
 
     def _due(self, step: int) -> bool:
         schedule = self._recorder.schedule
-        return schedule.captures(step) if schedule is not None else self._options.rule.contains(step)
+        if schedule is not None:
+            return schedule.captures(step)
+        # The recorder's thread has not read the log yet, which begins with this rule at the session's first step.
+        self._rule = self._rule or self._options.rule.at(step)
+        return self._rule.contains(step)
 
     def _finish_last_step(self) -> None:
         if self._open_step is not None:
@@ -285,20 +310,39 @@ class Tap:
                 f'and the buffer has {staging.budget}; raise GRADTAP_BUFFER_BYTES, or use on_full="wait"'
             )
 
-    def _failed(self, error: Exception) -> None:
-        if self._options.on_error == "raise":
-            raise error if isinstance(error, GradtapError) else CaptureError(str(error)) from error
+    def _count_drop(self, step: int) -> None:
+        self._drops += 1
+        self._voice.once(
+            "drop",
+            f"the host buffer is full at step {step}, so this capture is dropped, as asked for; the ledger marks "
+            "each one. A faster disk, a larger GRADTAP_BUFFER_BYTES or a larger `every` avoids it",
+        )
+
+    def _say_streaming(self, waited: float) -> None:
+        staging = self._staging
+        self._voice.once(
+            "streaming",
+            f"a capture of this rank is {staging.step_bytes} bytes and the host buffer {staging.budget}, so captures "
+            f"stream through it while training waits: {waited:.3g} s at step {self._step}. GRADTAP_BUFFER_BYTES="
+            f"{2 * staging.step_bytes} avoids it",
+        )
+
+    def _stop(self, error: Exception) -> None:
+        """What went wrong outside of copying would go wrong at every step: stop, and let training go on."""
         self._recording = False
-        self._say(f"recording stops at step {self._step}: {type(error).__name__}: {error}; training goes on")
+        self._voice.failed(
+            "stopped",
+            f"recording stops at step {self._step}: {type(error).__name__}: {error}; training goes on",
+            error,
+        )
 
-    def _say(self, message: str) -> None:
-        if self._options.on_error == "raise":
-            raise CaptureError(message)
-        self._report(message)
 
-    @staticmethod
-    def _report(message: str) -> None:
-        logger.warning("gradtap: %s", message)
+def _failure_of(part: Callable[[], object]) -> Exception | None:
+    try:
+        part()
+    except Exception as error:
+        return error
+    return None
 
 
 __all__ = ["Tap", "attach"]

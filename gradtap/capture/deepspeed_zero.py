@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from gradtap import flags
 from gradtap.capture import zero_layout
+from gradtap.capture.changes import ChangeWatch, learning_rates
 from gradtap.capture.names import NamedParam, dtype_name, named_params
 from gradtap.capture.patches import PatchSet, check_free, claim, release
 from gradtap.capture.scale import clip_coefficient, split_scale, window_factor
@@ -51,6 +52,7 @@ class DeepSpeedZeroSource:
         )
         self.facts = self._describe(through)
         self._tracker = TouchTracker([named.param for named in self._named])
+        self._changes = ChangeWatch(self._named, self.params, lambda: self._zero.param_groups)
         # What an earlier life of this engine left in its buffers is not known.
         self._tracker.ever[:] = engine.global_steps > 0
         self._scaled_by_gas = True
@@ -90,7 +92,13 @@ class DeepSpeedZeroSource:
         return found
 
     def step_facts(self, step: int) -> StepFacts:
-        """Facts of the step under way; the loss scale is read before the engine may change it."""
+        """Facts of the step under way; the loss scale is read before the engine may change it.
+
+        `touched`, and the flags UNTOUCHED and LATE_TOUCH with it, are this rank's view: another rank's backward may
+        have reached a parameter that this one's did not. Raises `UnsupportedError` where the model was cast after
+        attach.
+        """
+        self._changes.look(step)
         engine, tracker = self._engine, self._tracker
         scale = float(getattr(self._zero, "loss_scale", 1.0))
         k, rest = split_scale(scale)
@@ -108,7 +116,7 @@ class DeepSpeedZeroSource:
             accum_loop=self._accum_loop() if self._accum_loop else accumulation,
             divisor=divisor,
             clip_limit=self._limit,
-            learning_rates=tuple(float(group.get("lr", math.nan)) for group in self._zero.param_groups),
+            learning_rates=learning_rates(self._zero.param_groups, self.facts.groups),
             touched=tracker.touched.copy(),
             flags=self._flags(),
         )

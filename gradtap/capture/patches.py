@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from gradtap.errors import AttachError
+
+logger = logging.getLogger("gradtap")
 
 
 class Handle(Protocol):
@@ -20,7 +23,7 @@ class PatchSet:
     """The hooks and patched attributes of one attachment.
 
     A patch lives in the instance's `__dict__`, so the class and other instances stay as they are. Should someone patch
-    over ours, ours cannot be taken out from under it: it stays, inert, and `remove` says so.
+    over ours, ours cannot be taken out from under it: it stays, inert, and `remove` warns of it.
     """
 
     def __init__(self) -> None:
@@ -61,6 +64,12 @@ class PatchSet:
                 del vars(owner)[name]
         while self._handles:
             self._handles.pop().remove()
+        if stuck:
+            logger.warning(
+                "gradtap: detached, but other code has patched over %s: that patch is left in place and works as "
+                "before; gradtap's own below it does nothing any more",
+                ", ".join(stuck),
+            )
         return tuple(stuck)
 
 

@@ -19,16 +19,20 @@ from gradtap.errors import RendezvousError
 
 _COUNTER = itertools.count()
 
+_MARGIN = 10.0
+"""Most seconds that a rank waits for rank 0's verdict beyond rank 0's own wait for all ranks."""
+
 
 class Rendezvous:
     """One meeting of all ranks; every rank makes its meetings in the same order.
 
     Rank 0: `announce`, `wait_ready`, `conclude`. Others: `receive`, `ready`, `verdict`. All do nothing (and `receive`
-    must not be called) in a world of one, or without a process group. `timeout` in seconds holds for each call.
+    must not be called) in a world of one, or without a process group. `timeout` in seconds holds for each call; `verdict`
+    waits half as long again (at most 10 s more), so that rank 0's reason arrives first.
     """
 
     def __init__(self, rank: int, world: int, timeout: float) -> None:
-        self._rank, self._world, self._timeout = rank, world, timeout
+        self._rank, self._world, self.timeout = rank, world, timeout
         self._prefix = f"gradtap/{next(_COUNTER)}"
         self._store: Any = None
         if world > 1 and dist.is_available() and dist.is_initialized():
@@ -78,7 +82,7 @@ class Rendezvous:
         """Rank 0 waits for all others. Raises `RendezvousError` with their reasons, or naming those who are missing."""
         if self._store is None:
             return
-        until = time.monotonic() + self._timeout
+        until = time.monotonic() + self.timeout
         missing, failed = [], []
         for rank in range(1, self._world):
             key = f"{self._prefix}/ready/{rank}"
@@ -89,7 +93,7 @@ class Rendezvous:
             if error is not None:
                 failed.append(f"rank {rank}: {error}")
         if missing:
-            raise _missing(f"{_ranks(missing)} of {self._world} did not attach", self._timeout)
+            raise _missing(f"{_ranks(missing)} of {self._world} did not attach", self.timeout)
         if failed:
             raise RendezvousError("; ".join(failed))
 
@@ -101,7 +105,9 @@ class Rendezvous:
         """Returns where recording starts. Raises `RendezvousError` with rank 0's reason where it does not."""
         if self._store is None:
             return
-        error = self._get("verdict", "rank 0 has not said whether recording starts")["error"]
+        # Rank 0 waits as long as the others, and says only then who is missing: leave its reason time to arrive.
+        seconds = self.timeout + min(_MARGIN, self.timeout / 2)
+        error = self._get("verdict", "rank 0 has not said whether recording starts", seconds)["error"]
         if error is not None:
             raise RendezvousError(f"rank 0: {error}")
 
@@ -109,12 +115,13 @@ class Rendezvous:
         if self._store is not None:
             self._store.set(f"{self._prefix}/{name}", json.dumps(message))
 
-    def _get(self, name: str, what: str) -> Any:
+    def _get(self, name: str, what: str, seconds: float | None = None) -> Any:
         if self._store is None:
             raise RendezvousError(f"{what}: this process is alone, or has no process group")
         key = f"{self._prefix}/{name}"
-        if not self._arrived(key, self._timeout):
-            raise _missing(what, self._timeout)
+        seconds = self.timeout if seconds is None else seconds
+        if not self._arrived(key, seconds):
+            raise _missing(what, seconds)
         return json.loads(self._store.get(key))
 
     def _arrived(self, key: str, seconds: float) -> bool:

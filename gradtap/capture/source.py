@@ -44,7 +44,13 @@ class GradSource(Protocol):
         """
 
     def step_facts(self, step: int) -> StepFacts:
-        """The ledger's facts of the step under way. Valid within `before_step` only."""
+        """The ledger's facts of the step under way. Valid within `before_step` only.
+
+        `touched` is what this rank's backwards reached, and the flags that follow from it (UNTOUCHED, LATE_TOUCH) are
+        this rank's view; the view of all ranks follows from their `touched` put together. `learning_rates` has
+        `facts.groups` entries, whatever the loop has added since. Warns, once, of parameters that came after attach.
+        Raises `UnsupportedError` where a recorded parameter was cast after attach.
+        """
 
     def outcome(self) -> StepOutcome:
         """How the last step ended. To be asked at the next boundary, or at close: it may wait for the device."""

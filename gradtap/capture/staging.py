@@ -8,7 +8,6 @@ them: the copy then waits for slabs to come back.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gradtap.capture.memory import available_bytes, local_ranks
 from gradtap.capture.slabs import Slab, SlabPool
 from gradtap.capture.streams import CopyStream
 from gradtap.errors import CaptureError
@@ -25,6 +25,8 @@ Sink = Callable[[StagedPiece, Callable[[], None]], None]
 
 _ALIGN = 64
 _LEAST_BUDGET = 64 * 2**20
+# Of the memory that is there at attach, all ranks together take no more than one part in so many.
+_SHARE = 4
 _TORCH = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -54,8 +56,9 @@ class Staging:
     """The host buffers of one rank, and the plan of what goes into them.
 
     `chunks` are this rank's chunks of `plan`. `budget` is the most bytes of host memory (None: twice a step, at least
-    64 MiB, at most a quarter of what is available), yet never less than two slabs. Slabs are allocated when first
-    needed, pinned where the gradients are on a GPU. `slab_bytes` grows to hold the largest chunk.
+    64 MiB, at most this rank's share of a quarter of what `memory.available_bytes` finds), yet never less than two
+    slabs. Slabs are allocated when first needed, pinned where the gradients are on a GPU. `slab_bytes` grows to hold
+    the largest chunk.
     """
 
     def __init__(self, plan: SessionPlan, chunks: Sequence[ChunkPlan], *, budget: int | None, slab_bytes: int) -> None:
@@ -196,9 +199,6 @@ def _on_gpu(sources: Sequence[tuple[int, int, Any]]) -> bool:
     return any(values is not None and values.device.type == "cuda" for _, _, values in sources)
 
 
+
 def _default_budget(step_bytes: int) -> int:
-    return min(max(2 * step_bytes, _LEAST_BUDGET), _available() // 4)
-
-
-def _available() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(max(2 * step_bytes, _LEAST_BUDGET), available_bytes() // _SHARE // local_ranks())

@@ -1,7 +1,7 @@
 """Plain torch and DDP: reads `param.grad` when the innermost torch optimizer is about to step, before clipping.
 
-Clipping through Accelerate is intercepted. Clipping that escapes is seen by the gradient's version counter, and
-labelled. What is refused is in `torch_checks`.
+Clipping through Accelerate is intercepted. Clipping that escapes is seen by the gradient's version counter, unscaling
+by a GradScaler of the loop's own by who calls the step; both are labelled. What is refused is in `torch_checks`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch.distributed as dist
 
 from gradtap import flags
 from gradtap.capture.accelerate import wraps_in_ddp
+from gradtap.capture.amp import stepped_by_scaler
+from gradtap.capture.changes import ChangeWatch, learning_rates
 from gradtap.capture.clipping import ClipWatch
 from gradtap.capture.names import NamedParam, dtype_name, named_params
 from gradtap.capture.patches import PatchSet, check_free, claim, release
@@ -55,11 +57,12 @@ class TorchSource:
         self._patches = PatchSet()
         self._tracker = TouchTracker([named.param for named in self._named])
         self._versions = GradVersions([self._named[index].param for index in self._stored])
+        self._changes = ChangeWatch(self._named, self.params, lambda: self._optimizer.param_groups)
         self._clip = ClipWatch([self._named[index].param for index in self._stored])
         self._ended_clip = self._clip.facts()
         self._listener: BoundaryListener | None = None
         self._depth = 0
-        self._captured = self._begun = self._in_closure = False
+        self._captured = self._begun = self._in_closure = self._unscaled = False
         self._made: int | None = None
         self._found_inf: Any = None
         self._state: StepState = "unknown"
@@ -114,7 +117,11 @@ class TorchSource:
         return found
 
     def step_facts(self, step: int) -> StepFacts:
-        """Facts of the step under way."""
+        """Facts of the step under way. `touched`, and the flag UNTOUCHED with it, are this rank's view.
+
+        Raises `UnsupportedError` where the model was cast after attach.
+        """
+        self._changes.look(step)
         tracker, loop = self._tracker, self._loop_accumulation()
         scale = self._gradient_scale()
         k, rest = split_scale(scale)
@@ -131,7 +138,7 @@ class TorchSource:
             accum_loop=loop,
             divisor=divisor,
             clip_limit=self._clip.limit,
-            learning_rates=tuple(float(group.get("lr", math.nan)) for group in self._optimizer.param_groups),
+            learning_rates=learning_rates(self._optimizer.param_groups, self.facts.groups),
             touched=tracker.touched.copy(),
             flags=self._flags(),
         )
@@ -180,6 +187,7 @@ class TorchSource:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is not None:
             return (args[0],), {**kwargs, "closure": self._after_first(closure)}
+        self._unscaled = getattr(optimizer, "grad_scale", None) is None and stepped_by_scaler()
         self._boundary()
         return None
 
@@ -238,6 +246,8 @@ class TorchSource:
 
     def _flags(self) -> int:
         found = self._versions.flags()
+        if self._unscaled:
+            found |= flags.MODIFIED_AFTER_BACKWARD
         if any(self._tracker.touched[index] < 0 for index in self._stored):
             found |= flags.UNTOUCHED
         return found

@@ -17,7 +17,10 @@ class TouchTracker:
     """Counts the backwards of a window and marks the parameters that each one reaches first.
 
     A backward that is announced (`begin`/`end` round a wrapped `engine.backward`) is counted by its announcement;
-    any other by autograd's own callback at its end. `backward_begins` and `backward_ended` are called once each.
+    any other by autograd's own callback at its end. `on_begin` and `on_end` are called at least once for each.
+
+    A backward within a backward (reentrant checkpointing) is no micro-batch of its own. It shows when the outer one
+    goes on after it: graph tasks are numbered in the order in which they begin.
     """
 
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
@@ -30,6 +33,8 @@ class TouchTracker:
         self.on_end: Callable[[], None] = _nothing
         self._depth = 0
         self._graph = -1
+        self._begun: set[int] = set()
+        self._ended: list[int] = []
 
     def install(self, patches: PatchSet) -> None:
         """Register one hook for each parameter that asks for a gradient."""
@@ -61,6 +66,7 @@ class TouchTracker:
         self.ever |= self.touched >= 0
         self.touched = np.full(len(self._params), -1, dtype=np.int32)
         self.micro_seen = self.announced = 0
+        self._ended.clear()
 
     def _hook(self, index: int) -> Callable[[Any], None]:
         def touch(_: Any) -> None:
@@ -76,15 +82,30 @@ class TouchTracker:
         if graph == self._graph:
             return
         self._graph = graph
+        self._drop_nested(graph)
+        if graph in self._begun:
+            return
+        self._begun.add(graph)
         self.on_begin()
         # DDP finalises its buckets in a callback of its own, which may come after this one: queued once more from
         # within, ours runs after it.
-        _queue(lambda: _queue(self._graph_ended))
+        _queue(lambda: _queue(lambda: self._graph_ended(graph)))
 
-    def _graph_ended(self) -> None:
+    def _graph_ended(self, graph: int) -> None:
         self._graph = -1
+        self._begun.discard(graph)
+        self._drop_nested(graph)
+        self._ended.append(graph)
         self.micro_seen += 1
         self.on_end()
+
+    def _drop_nested(self, graph: int) -> None:
+        """Backwards that began after `graph` and have ended before it were part of it."""
+        nested = sum(ended > graph for ended in self._ended)
+        if nested:
+            del self._ended[-nested:]
+            self.micro_seen -= nested
+            np.minimum(self.touched, self.micro_seen, out=self.touched)
 
 
 def _queue(callback: Callable[[], None]) -> None:

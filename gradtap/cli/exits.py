@@ -15,9 +15,6 @@ import typer
 
 from gradtap.errors import PROBLEMS, GradtapError, Problem, UsageError, problem_of
 
-FOUND = 1
-"""A check found something."""
-
 DAMAGED = 5
 """Stored bytes are not what was committed."""
 

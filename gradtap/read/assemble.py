@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gradtap.errors import DamagedError, IncompleteError
 from gradtap.read.captures import CaptureIndex
 from gradtap.read.chunks import ChunkReader, FileCache
-from gradtap.read.ledger import SessionLedger
+from gradtap.read.session_ledger import SessionLedger
 from gradtap.read.session import Session
 from gradtap.read.summaries import SummaryReader
 from gradtap.selection import Selection

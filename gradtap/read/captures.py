@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from gradtap.errors import DamagedError, StoreError
 from gradtap.plan.chunks import chunk_count
 from gradtap.read.session import Session, Signature, file_signature
-from gradtap.store.journal import JournalReader, JournalRecord
+from gradtap.store.journal import JournalReader, JournalRecord, RecordHead
 from gradtap.store.row_specs import STEP_PATH
-from gradtap.store.rows import read_rows
 
 NOT_COMPLETE = -1
 
@@ -60,7 +59,8 @@ class CaptureIndex:
         self.session = session
         self.version = 0
         self.begun = 0
-        self.steps: NDArray[np.int64] = np.empty(0, np.int64)
+        self._room: NDArray[np.int64] = np.empty(64, np.int64)
+        self.steps: NDArray[np.int64] = self._room[:0]
         self._known = 0
         self._final = False
         self._seen: tuple[Signature | None, ...] | None = None
@@ -85,14 +85,24 @@ class CaptureIndex:
         whole = len(there) == len(lengths)
         low, high = min(there) if whole else self._known, max(there, default=0)
         # Where a journal is lost or cut, what was published must not disappear: reading a gradient then says why.
-        published = self._extent(low, high or int(self.session.head.settings.get("capacity", 0)))
+        published = self._extent(low, high or self.session.capacity)
         low, high = max(low, published), max(high, published)
         if low <= self._known and high == self.begun:
             return
         if low > self._known:
-            self.steps = np.concatenate([self.steps, self._resolve(self._known, low)])
+            self._append(self._resolve(self._known, low))
         self._known, self.begun = max(low, self._known), high
         self.version += 1
+
+    def _append(self, fresh: NDArray[np.int64]) -> None:
+        # Room doubles: a run of a million captures, followed one by one, must not copy them all each time.
+        end = len(self.steps) + len(fresh)
+        if end > len(self._room):
+            room = np.empty(1 << end.bit_length(), np.int64)
+            room[: len(self.steps)] = self.steps
+            self._room = room
+        self._room[len(self.steps) : end] = fresh
+        self.steps = self._room[:end]
 
     def _extent(self, first: int, stop: int) -> int:
         published = np.flatnonzero(self._published(first, stop) >= 0) if stop > first else np.empty(0, np.int64)
@@ -106,23 +116,31 @@ class CaptureIndex:
 
     def _published(self, first: int, stop: int) -> NDArray[np.int64]:
         try:
-            rows = read_rows(self.session.paths.zarr, self.session.rows[STEP_PATH], first, stop)
+            spec = self.session.arrays.get(STEP_PATH)
+            if spec is not None:
+                return np.array(self.session.read(spec, first, stop), np.int64)
         except DamagedError:
             # `_step` is derived: the journals say the same. `verify` reports the damage.
-            return np.full(stop - first, NOT_COMPLETE, np.int64)
-        return np.array(rows, np.int64)
+            pass
+        return np.full(stop - first, NOT_COMPLETE, np.int64)
 
     def _agreed(self, capture: int) -> int:
         step = NOT_COMPLETE
         for rank in range(self.session.plan.world):
             try:
-                record = self.record(rank, capture)
+                head = self._head(rank, capture)
             except StoreError:
                 return NOT_COMPLETE
-            if record is None or record.state != "committed" or step not in (NOT_COMPLETE, record.step):
+            if head is None or head.state != "committed" or step not in (NOT_COMPLETE, head.step):
                 return NOT_COMPLETE
-            step = record.step
+            step = head.step
         return step
+
+    def _head(self, rank: int, capture: int) -> RecordHead | None:
+        # Without the checksums of all chunks, which may be megabytes: whoever reads a gradient checks them.
+        with self._lock:
+            journal = self._journal(rank)
+            return None if journal is None else journal.head(capture)
 
     def state(self, capture: int, step: int) -> CaptureState:
         """What each rank did with a capture. Reads one record a rank. Raises `DamagedError` for a damaged one."""

@@ -15,28 +15,27 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradtap.config import Settings
 from gradtap.encode.codecs import CODECS
 from gradtap.errors import DamagedError, FormatVersionError
 from gradtap.plan.chunks import array_chunks, param_arrays
 from gradtap.plan.schedule import Schedule
+from gradtap.read.row_arrays import RowArrays
 from gradtap.store.lock import is_alive, read_lock
 from gradtap.store.paths import SESSION_NAME, SessionPaths
-from gradtap.store.row_specs import by_path, merged_specs, rank_specs
-from gradtap.store.rows import RowSpec
+from gradtap.store.rows import RowSpec, read_rows
 from gradtap.store.schedule_log import read_schedule
 from gradtap.store.session import SessionHead, read_head
 from gradtap.types import ChunkPlan, SessionPlan
 
-SessionState = Literal["live", "closed", "unclosed"]
+SessionState = Literal["live", "closed", "unclosed", "damaged"]
 Signature = tuple[int, int, int]
 
 MOST_CHUNK_BYTES = 2**30
 MOST_INDEX_ENTRIES = 2**24
 MOST_GROUPS = 10**6
-MOST_ROWS = 2**20
-SUMMARY_LEVELS = ("none", "basic", "full")
 
 CURE = "run `gradtap verify` on the run for the whole picture"
 
@@ -46,7 +45,8 @@ class SessionView:
     """What is said of one session, as of the moment it was asked for.
 
     `state`: "live" (a job holds it now), "closed" (ended in order), "unclosed" (its job is gone without closing).
-    `created`, `closed`: seconds since 1970-01-01 UTC. `captures` counts the complete ones.
+    "damaged": its session.json does not read, so that nothing else is known and none of its steps are listed; `error`
+    says why. `created`, `closed`: seconds since 1970-01-01 UTC. `captures` counts the complete ones.
     """
 
     name: str
@@ -63,6 +63,7 @@ class SessionView:
     incomplete: int
     first_step: int | None
     versions: Mapping[str, str]
+    error: str | None = None
 
 
 def file_signature(path: Path | str) -> Signature | None:
@@ -81,7 +82,7 @@ class Session:
     """
 
     def __init__(self, run: Path, name: str) -> None:
-        if not (name.isascii() and SESSION_NAME.fullmatch(name)):
+        if not SESSION_NAME.fullmatch(name):
             raise DamagedError(f"{run / 'run.json'} names a session {name!r}; a session is four to nine digits; {CURE}")
         self.run = run
         self.name = name
@@ -89,24 +90,16 @@ class Session:
         self._lock = threading.Lock()
         self._schedule: tuple[Signature | None, Schedule | None] | None = None
         self._signature = file_signature(self.paths.session_json)
-        self.head = self._read_head()
+        self.head = read_head(self.paths)
         self.plan = self.head.plan
         self.nonce = self.head.nonce
         check_head(self.head, self.paths.session_json)
         check_plan(self.plan, self.paths.session_json)
         # Caches of this session alone: one on the class would keep the plans of closed runs alive.
-        self.rank_rows = functools.lru_cache(maxsize=64)(self._rank_rows)
         self.chunks_of = functools.lru_cache(maxsize=1024)(self._chunks_of)
         self.by_name = {alias: i for i, p in enumerate(self.plan.params) for alias in p.aliases}
         self.by_name |= {p.name: i for i, p in enumerate(self.plan.params)}
-
-    def _read_head(self) -> SessionHead:
-        try:
-            return read_head(self.paths)
-        except (AttributeError, IndexError, OverflowError, RecursionError) as error:
-            raise DamagedError(
-                f"{self.paths.session_json} is not a session's description ({error!r}); {CURE}"
-            ) from error
+        self.arrays = RowArrays(self.paths, self.plan, self.groups)
 
     @property
     def world(self) -> int:
@@ -120,7 +113,7 @@ class Session:
             if self.head.closed is None:
                 seen = file_signature(self.paths.session_json)
                 if seen != self._signature:
-                    self.head, self._signature = self._read_head(), seen
+                    self.head, self._signature = read_head(self.paths), seen
             return self.head.closed
 
     @property
@@ -128,14 +121,39 @@ class Session:
         """`live`, `closed` or `unclosed`, asked anew each time."""
         if self.closed is not None:
             return "closed"
+        if self._held():
+            return "live"
+        # It may have been closed, and its lock given back, since the first look.
+        return "closed" if self.closed is not None else "unclosed"
+
+    def _held(self) -> bool:
         try:
             holder = read_lock(self.run)
         except DamagedError:
-            return "unclosed"
+            return False
         if holder is None or holder.nonce != self.nonce:
-            return "unclosed"
-        stale = float(self.head.settings.get("lock_stale", Settings().lock_stale))
-        return "live" if is_alive(holder, stale, may_write=False) else "unclosed"
+            return False
+        stale = self.head.settings.get("lock_stale")
+        known = isinstance(stale, int | float) and stale > 0
+        return is_alive(holder, float(stale) if known else Settings().lock_stale, may_write=False)
+
+    @property
+    def groups(self) -> int:
+        """Number of the optimizer's parameter groups."""
+        return int(self.head.engine["groups"])
+
+    @property
+    def capacity(self) -> int:
+        """Captures for which the writer made room at first; 0 where it does not say."""
+        value = self.head.settings.get("capacity")
+        return value if type(value) is int and 0 < value <= MOST_INDEX_ENTRIES else 0
+
+    def read(self, spec: RowSpec, start: int, stop: int) -> NDArray[Any]:
+        """Rows `start` to `stop` of a row array; the fill where none is stored.
+
+        Raises `DamagedError` for what does not read; in an open session only when it does not a moment later either.
+        """
+        return read_rows(self.paths.zarr, spec, start, stop, retry=self.head.closed is None)
 
     @property
     def schedule(self) -> Schedule | None:
@@ -152,15 +170,6 @@ class Session:
         """The step of ledger row 0; None before the session's first step."""
         schedule = self.schedule
         return None if schedule is None else schedule.first_step
-
-    @functools.cached_property
-    def rows(self) -> dict[str, RowSpec]:
-        """The merged row arrays, by path."""
-        return by_path(merged_specs(self.head.layout))
-
-    def _rank_rows(self, rank: int) -> dict[str, RowSpec]:
-        """One rank's row arrays, by path."""
-        return by_path(rank_specs(self.head.layout, rank))
 
     def _chunks_of(self, param: int) -> tuple[ChunkPlan, ...]:
         """All chunks of one parameter in the order of their elements.
@@ -183,24 +192,19 @@ class Session:
 
 
 def check_head(head: SessionHead, file: Path) -> None:
-    """Refuses a codec or summary level that this version does not know, and sizes that no writer makes.
+    """Refuses a codec that this version does not know, and numbers that no writer makes.
 
-    Raises `FormatVersionError`, `DamagedError`.
+    The summary level and the settings are the writer's alone: the arrays themselves say what there is. Raises
+    `FormatVersionError`, `DamagedError`.
     """
-    for what, value, known in (("codec", head.codec, CODECS), ("summary level", head.summary, SUMMARY_LEVELS)):
-        if value not in known:
-            raise FormatVersionError(
-                f"{file}: the {what} is {value!r}, this gradtap knows {', '.join(known)}; install a newer one: "
-                "pip install --upgrade gradtap"
-            )
-    try:
-        layout = head.layout
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedError(f"{file}: engine or settings do not read ({error!r}); {CURE}") from error
-    if not (0 <= layout.groups <= MOST_GROUPS and 1 <= layout.max_time <= MOST_ROWS):
-        raise DamagedError(
-            f"{file}: {layout.groups} parameter groups or {layout.max_time} rows a file are out of range; {CURE}"
+    if head.codec not in CODECS:
+        raise FormatVersionError(
+            f"{file}: the codec is {head.codec!r}, this gradtap knows {', '.join(CODECS)}; install a newer one: "
+            "pip install --upgrade gradtap"
         )
+    groups = head.engine.get("groups")
+    if not (type(groups) is int and 0 <= groups <= MOST_GROUPS):
+        raise DamagedError(f"{file}: {groups!r} is no number of parameter groups; {CURE}")
 
 
 def check_plan(plan: SessionPlan, file: Path) -> None:

@@ -1,22 +1,24 @@
 """Stored statistics of one session: merged rows where rank 0 has published them, else the ranks' own rows, merged here.
 
-Not here: which steps and parameters are asked for (`norms`).
+Which statistics there are, and which parameter a column is of, the arrays say themselves. Not here: which steps and
+parameters are asked for (`norms`).
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradtap.plan.chunks import rank_pieces
+from gradtap.errors import DamagedError
+from gradtap.read.row_arrays import params_of, pieces_of
 from gradtap.read.session import Session
-from gradtap.store.ledger_fields import COUNT_STATS, stat_fill, stats_of
+from gradtap.store.ledger_fields import COUNT_STATS, SUMMARY_STATS
 from gradtap.store.merge import merge_stats
-from gradtap.store.row_specs import rank_prefix
-from gradtap.store.rows import read_rows
+from gradtap.store.rows import RowSpec
 
 Array = NDArray[Any]
 
@@ -25,69 +27,119 @@ NEAR = 16
 """Rows this near to each other are read together: skipping fewer costs more than reading them."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Pieces:
+    """The columns of the ranks' own rows side by side: whose they are, how large, and which columns of the merged
+    array they make up in full.
+    """
+
+    specs: tuple[tuple[RowSpec, ...], ...]
+    owner: Array
+    count: Array
+    whole: NDArray[np.bool_]
+
+
 class SummaryReader:
     """Rows of `_summary/<stat>` of one session."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        # Caches of this object alone.
+        self.names_of = functools.cache(self._names_of)
+        self._pieces = functools.cache(self._find_pieces)
 
     @functools.cached_property
-    def names(self) -> tuple[str, ...]:
-        """The parameters that have statistics: columns of each row."""
-        return tuple(p.name for p in self.session.plan.params if p.stored)
-
-    @property
     def stats(self) -> tuple[str, ...]:
-        """The statistics that this session holds."""
-        return stats_of(self.session.head.summary) if self.names else ()
+        """The statistics that this session holds, of those that this version knows."""
+        return tuple(stat for stat in SUMMARY_STATS if self._has(stat))
+
+    def _has(self, stat: str) -> bool:
+        try:
+            return self.session.arrays.get(f"_summary/{stat}") is not None
+        except DamagedError:
+            # It is there, and reading it says what is wrong with it.
+            return True
+
+    def _names_of(self, stat: str) -> tuple[str, ...]:
+        """The parameters that the columns of a statistic are of. Raises `DamagedError` where it does not say."""
+        spec = self._merged(stat)
+        return tuple(params_of(spec, self.session.paths.zarr / spec.path / "zarr.json"))
 
     def rows(self, stat: str, captures: NDArray[np.int64], columns: NDArray[np.int64]) -> Array:
         """Statistic `stat` at ascending `captures` of the parameters at `columns`: float64 (captures, columns).
 
         NaN where it was not taken. Raises `DamagedError` for rows that are not what was written.
         """
-        spec = self.session.rows[f"_summary/{stat}"]
+        spec = self._merged(stat)
         out = np.full((len(captures), len(columns)), np.nan)
-        most = max(1, BLOCK_BYTES // max(1, 8 * len(self.names)))
+        most = max(1, BLOCK_BYTES // max(1, spec.row_bytes))
         at = 0
         while at < len(captures):
             stop = at + 1
             while stop < len(captures) and _near(captures, at, stop, most):
                 stop += 1
             first = int(captures[at])
-            block = read_rows(self.session.paths.zarr, spec, first, int(captures[stop - 1]) + 1)
+            block = self.session.read(spec, first, int(captures[stop - 1]) + 1)
             picked = block[captures[at:stop] - first].astype(np.float64)
-            fill = float(stat_fill(stat))
+            fill = float(spec.fill)
             for row in np.flatnonzero(_is_fill(picked, fill).all(axis=1)):
-                picked[row] = self._from_ranks(int(captures[at + row]))[stat][0]
+                picked[row] = self._from_ranks(stat, int(captures[at + row]), fill)
             if stat in COUNT_STATS:
                 picked[picked == fill] = np.nan
             out[at:stop] = picked[:, columns]
             at = stop
         return out
 
-    def _from_ranks(self, capture: int) -> dict[str, Array]:
-        ranks, owner, count = self._pieces
-        rows = {
-            stat: np.concatenate([self._rank_row(rank, stat, capture) for rank in ranks], axis=1)
-            for stat in self.stats
-            if stat != "hist"
-        }
-        return merge_stats(rows, owner, count, len(self.names))
+    def taken(self, captures: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Which parameters (the columns of `l2`) were captured at all, (captures, columns); None where unknown."""
+        if "zeros" not in self.stats or self.names_of("zeros") != self.names_of("l2"):
+            return None
+        return ~np.isnan(self.rows("zeros", captures, np.arange(len(self.names_of("l2")))))
 
-    def _rank_row(self, rank: int, stat: str, capture: int) -> Array:
-        spec = self.session.rank_rows(rank)[f"{rank_prefix('summary', rank)}/{stat}"]
-        return read_rows(self.session.paths.zarr, spec, capture, capture + 1)
+    def _merged(self, stat: str) -> RowSpec:
+        spec = self.session.arrays.get(f"_summary/{stat}")
+        if spec is None:
+            raise DamagedError(f"{self.session.paths.zarr}/_summary/{stat} is gone; run `gradtap verify`")
+        return spec
 
-    @functools.cached_property
-    def _pieces(self) -> tuple[list[int], Array, Array]:
+    def _from_ranks(self, stat: str, capture: int, fill: float) -> Array:
+        need = ("mean", "std") if stat == "std" else (stat,)
+        found = self._pieces(need)
+        width = len(found.whole)
+        if found.specs:
+            rows = {
+                name: np.concatenate([self.session.read(specs[i], capture, capture + 1) for specs in found.specs], 1)
+                for i, name in enumerate(need)
+            }
+            merged = merge_stats(rows, found.owner, found.count, width)[stat][0]
+        else:
+            merged = np.full(width, fill)
+        # Of a parameter of which a piece is nowhere, nothing is known.
+        return np.where(found.whole, merged, fill)
+
+    def _find_pieces(self, need: tuple[str, ...]) -> _Pieces:
         plan = self.session.plan
-        column = {param: i for i, param in enumerate(i for i, p in enumerate(plan.params) if p.stored)}
-        by_rank = {rank: rank_pieces(plan, rank) for rank in range(plan.world)}
-        ranks = [rank for rank, pieces in by_rank.items() if pieces]
-        pieces = [piece for rank in ranks for piece in by_rank[rank]]
-        owner = np.array([column[piece.param] for piece in pieces], int)
-        return ranks, owner, np.array([piece.stop - piece.start for piece in pieces], float)
+        names = self.names_of(need[-1])
+        column = {name: i for i, name in enumerate(names)}
+        specs, owner, count = [], [], []
+        for rank in range(plan.world):
+            own = tuple(spec for name in need if (spec := self.session.arrays.rank("summary", rank, name)) is not None)
+            pieces = [pieces_of(spec, self.session.paths.zarr / spec.path / "zarr.json") for spec in own]
+            if len(own) < len(need) or any(found != pieces[0] for found in pieces):
+                continue
+            if any(plan.params[param].name not in column for param, _, _ in pieces[0]):
+                raise DamagedError(
+                    f"{self.session.paths.zarr}/{own[0].path} has a parameter that the merged rows lack; run "
+                    "`gradtap verify`"
+                )
+            specs.append(own)
+            owner += [column[plan.params[param].name] for param, _, _ in pieces[0]]
+            count += [stop - start for _, start, stop in pieces[0]]
+        held = np.zeros(len(names))
+        np.add.at(held, np.array(owner, int), np.array(count, float))
+        sizes = {p.name: p.numel for p in plan.params}
+        whole = held == np.array([sizes.get(name, -1) for name in names], float)
+        return _Pieces(specs=tuple(specs), owner=np.array(owner, int), count=np.array(count, float), whole=whole)
 
 
 def _near(captures: NDArray[np.int64], at: int, stop: int, most: int) -> bool:

@@ -5,7 +5,9 @@ Order of a commit: chunk bodies, index entries, summary rows, ledger row, journa
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +39,22 @@ class _Open:
     failed: bool = False
 
 
+@dataclass(slots=True)
+class _Outcome:
+    """What becomes of a step while its parts are tried one after another."""
+
+    state: RecordState | None
+    error: Exception | None = None
+
+    def attempt(self, part: Callable[[], object]) -> None:
+        """Try one part; its failure is kept, and a committed capture becomes a failed one."""
+        try:
+            part()
+        except Exception as error:
+            self.error = self.error or error
+            self.state = "failed" if self.state == "committed" else self.state
+
+
 class CaptureWriter:
     """Writes what one rank owns. A method raises what went wrong; the step it belongs to is then not committed."""
 
@@ -50,6 +68,7 @@ class CaptureWriter:
         self._journal = JournalWriter(
             paths.journal(rank), rank, len(self._chunks.chunks), head.nonce, plan_checksum(head.plan)
         )
+        self._groups = max(head.layout.groups, 1)
         self._open: _Open | None = None
         self._unsynced = 0
 
@@ -79,20 +98,26 @@ class CaptureWriter:
             self._open.failed = True
 
     def end(self, *, dropped: bool, seconds: float, wait_seconds: float) -> None:
-        """Write the open step's summary and ledger rows, then its journal record."""
+        """Write the open step's summary and ledger rows, then its journal record.
+
+        A failure of one is the capture's, which is then journaled as failed. Raises the first.
+        """
         step, self._open = self._open, None
         if step is None:
             return
-        self._rows.reach(capture=step.number, row=self._numbering.row(step.facts.step))
-        state, error = self._summarise(step, self._state(step, dropped=dropped))
-        self._rows.write_ledger(
-            self._numbering.row(step.facts.step),
-            self._ledger(step, state) | {"seconds": seconds, "wait_seconds": wait_seconds},
-        )
-        if state is not None and step.number is not None:
-            self._commit(step, step.number, state)
-        if error is not None:
-            raise error
+        row = self._numbering.row(step.facts.step)
+        outcome = _Outcome(self._state(step, dropped=dropped))
+        if outcome.state == "committed":
+            outcome.attempt(lambda: self._summarise(step))
+        outcome.attempt(lambda: self._rows.reach(capture=step.number, row=row))
+        took = {"seconds": seconds, "wait_seconds": wait_seconds}
+        outcome.attempt(lambda: self._rows.write_ledger(row, self._ledger(step, outcome.state) | took))
+        state, number = outcome.state, step.number
+        if state is not None and number is not None:
+            outcome.attempt(lambda: self._commit(step, number, state))
+        outcome.attempt(self._chunks.seal_full)
+        if outcome.error is not None:
+            raise outcome.error
 
     def outcome(self, step: int, outcome: StepOutcome) -> None:
         """Write the late fields of a step."""
@@ -109,11 +134,23 @@ class CaptureWriter:
             file.write(line)
 
     def close(self) -> None:
-        """Seal the shards, trim this rank's own arrays, mark the journal closed."""
-        self._shards.close(seal=True)
-        self._rows.trim()
-        self._journal.sync()
-        self._journal.mark_closed(self._rows.captures, self._rows.rows, time.time())
+        """Seal the shards, trim this rank's own arrays, mark the journal closed.
+
+        All are tried; raises the first failure.
+        """
+        outcome = _Outcome("committed")
+        outcome.attempt(lambda: self._shards.close(seal=True))
+        outcome.attempt(self._shards.close)
+        outcome.attempt(self._rows.trim)
+        outcome.attempt(self._journal.sync)
+        outcome.attempt(lambda: self._journal.mark_closed(self._rows.captures, self._rows.rows, time.time()))
+        outcome.attempt(self._journal.close)
+        if outcome.error is not None:
+            raise outcome.error
+
+    def discard(self) -> None:
+        """Give files back; what was begun is not finished."""
+        self._shards.close()
         self._journal.close()
 
     def _state(self, step: _Open, *, dropped: bool) -> RecordState | None:
@@ -124,18 +161,13 @@ class CaptureWriter:
             return "dropped"
         return "failed" if step.failed else "committed"
 
-    def _summarise(self, step: _Open, state: RecordState | None) -> tuple[RecordState | None, Exception | None]:
-        if state != "committed" or step.number is None:
-            return state, None
+    def _summarise(self, step: _Open) -> None:
         missing = np.count_nonzero(step.written.present != self._chunks.due(step.wanted))
         if missing:
-            return "failed", CaptureError(f"{missing} chunks of the capture never came; please report this defect")
-        try:
+            raise CaptureError(f"{missing} chunks of the capture never came; please report this defect")
+        if step.number is not None:
             merged = {index: merge(parts) for index, parts in step.written.summaries.items()}
             self._rows.write_summaries(step.number, merged)
-        except Exception as error:
-            return "failed", error
-        return state, None
 
     def _ledger(self, step: _Open, state: RecordState | None) -> dict[str, Any]:
         written, facts = step.written, step.facts
@@ -144,7 +176,7 @@ class CaptureWriter:
         flags |= NONFINITE if any(part.nan or part.inf for part in parts) else 0
         computed = {
             "capture": -1 if step.number is None else step.number,
-            "learning_rate": facts.learning_rates,
+            "learning_rate": self._rates(facts.learning_rates),
             "flags": flags,
             "record": RECORD_CODES[state],
             "raw_bytes": written.raw_bytes,
@@ -153,6 +185,10 @@ class CaptureWriter:
         }
         told = {f.name for f in EARLY_FIELDS} - set(computed) - {"seconds", "wait_seconds"}
         return computed | {name: getattr(facts, name) for name in told}
+
+    def _rates(self, rates: tuple[float, ...]) -> list[float]:
+        """As many as the session has groups: the optimizer may have got more since, or fewer."""
+        return [*rates, *[math.nan] * self._groups][: self._groups]
 
     def _commit(self, step: _Open, number: int, state: RecordState) -> None:
         self._unsynced += 1

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gradtap.encode.codecs import ChunkCodec
 from gradtap.encode.summary import PieceSummary, summarize
 from gradtap.encode.widen import restore
-from gradtap.errors import CaptureError
+from gradtap.errors import CaptureError, StoreError
 from gradtap.plan.chunks import rank_chunks, rank_pieces
 from gradtap.store.paths import SessionPaths
 from gradtap.store.session import SessionHead
@@ -38,7 +38,7 @@ class Written:
 
 
 class ChunkWriter:
-    """Appends one rank's chunks. A shard file is sealed when a later one of its column is begun."""
+    """Appends one rank's chunks. `seal_full` seals what is complete."""
 
     def __init__(self, paths: SessionPaths, head: SessionHead, rank: int, shards: ShardSet) -> None:
         self._paths, self._head, self._shards = paths, head, shards
@@ -50,6 +50,7 @@ class ChunkWriter:
         self._piece_of = self._number_pieces([(p.param, p.start) for p in pieces])
         self._codecs = {size: ChunkCodec(head.codec, size) for size in (4, 8)}
         self._current: dict[Column, Path] = {}
+        self._full: list[Path] = []
 
     def fresh(self) -> Written:
         """Nothing written yet."""
@@ -77,6 +78,21 @@ class ChunkWriter:
         for column, batch in self._encode(position, piece, values).items():
             self._append(capture, column, batch, written)
 
+    def seal_full(self) -> None:
+        """Seal the shards that later ones have followed. Apart from writing: it must not cost a capture.
+
+        All are tried. Raises the first failure; that shard is tried again when all are closed.
+        """
+        full, self._full = self._full, []
+        failure: Exception | None = None
+        for path in full:
+            try:
+                self._shards.seal(path)
+            except StoreError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
     def _encode(self, position: int, piece: StagedPiece, values: NDArray[Any]) -> dict[Column, Batch]:
         batches: dict[Column, Batch] = defaultdict(dict)
         done = piece.start
@@ -98,9 +114,9 @@ class ChunkWriter:
         array = self._arrays[column[0]]
         path = self._paths.shard(array.name, capture // array.time, column[1])
         before = self._current.get(column)
-        if before is not None and before != path:
-            self._shards.seal(before)
         self._current[column] = path
+        if before is not None and before != path:
+            self._full.append(before)
         shard = self._shards.get(path, array.time, array.entries)
         size = shard.append(capture % array.time, {entry: encoded.data for entry, (_, encoded) in batch.items()})
         written.stored_bytes += size

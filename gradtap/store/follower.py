@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import replace
 
+from gradtap import words
 from gradtap.config import Settings
 from gradtap.errors import GradtapError
 from gradtap.store.lock import RunLock
@@ -13,6 +14,9 @@ from gradtap.store.paths import SessionPaths
 from gradtap.store.publisher import Publisher
 from gradtap.store.session import SessionHead, write_head
 from gradtap.types import Report
+
+CLOSE_POLL = 0.05
+"""Seconds between two looks for the other ranks' closed marks."""
 
 BUSY_SHARE = 10
 """The follower rests this many times as long as a round took: with many ranks it must not eat a core."""
@@ -45,20 +49,27 @@ class Follower:
             self._thread.join()
         try:
             self._finish(timeout)
+        except Exception as error:
+            self._say_once(f"finishing the session failed: {error}; it stays readable: {self._paths.run}")
         finally:
             self._publisher.close()
+
+    def discard(self) -> None:
+        """Give files back without having started."""
+        self._publisher.close()
 
     def _finish(self, timeout: float) -> None:
         if missing := self._wait_closed(timeout):
             self._round()
             self._report(
-                f"ranks {_few(missing)} have not closed their recorder within {timeout:g} s; the session stays open "
-                f"on disk and readable: {self._paths.run}"
+                f"{words.ranks(missing)} did not close the recorder within {timeout:g} s; the session stays open on "
+                f"disk and readable: {self._paths.run}"
             )
             return
         if self._round():
-            self._publisher.finish()
+            self._publisher.trim()
             write_head(self._paths, replace(self._head, closed=time.time()))
+            self._publisher.seal()
 
     def _work(self) -> None:
         rest = self._settings.follow_interval
@@ -74,7 +85,8 @@ class Follower:
             while self._publisher.publish():
                 self._heartbeat()
             return True
-        except (GradtapError, OSError, ValueError) as error:
+        except Exception as error:
+            # Whatever it is: the thread must live on, for it also keeps the lock.
             self._say_once(f"publishing completed captures failed: {error}; they stay readable from the journals")
             return False
 
@@ -92,17 +104,15 @@ class Follower:
         while missing := self._publisher.unclosed():
             if (now := self._publisher.progress()) != progress:
                 progress, since = now, time.monotonic()
+            # Other ranks may write for long: the lock must not grow stale, nor readers wait for it.
+            self._heartbeat()
+            self._round()
             if time.monotonic() - since > timeout:
                 return missing
-            time.sleep(0.02)
+            time.sleep(CLOSE_POLL)
         return []
 
     def _say_once(self, message: str) -> None:
         if message not in self._seen:
             self._seen.add(message)
             self._report(message)
-
-
-def _few(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"

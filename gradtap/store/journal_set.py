@@ -7,14 +7,15 @@ from collections import OrderedDict
 from gradtap.store.journal import ClosedMark, JournalReader, RecordHead
 from gradtap.store.paths import SessionPaths
 
-MOST_OPEN = 128
-"""With a thousand ranks, more open files than a process may have would be needed."""
-
 
 class JournalSet:
-    """Reads what the ranks of a session have journaled. Not for several threads at once."""
+    """Reads what the ranks of a session have journaled. Not for several threads at once.
 
-    def __init__(self, paths: SessionPaths, world: int) -> None:
+    With a thousand ranks, more open files than a process may have would be needed: `most_open` bounds them.
+    """
+
+    def __init__(self, paths: SessionPaths, world: int, *, most_open: int) -> None:
+        self._most_open = most_open
         self._paths = paths
         self._world = world
         self._open: OrderedDict[int, JournalReader] = OrderedDict()
@@ -50,7 +51,7 @@ class JournalSet:
             if not path.exists():
                 return None
             reader = self._open[rank] = JournalReader(path)
-            if len(self._open) > MOST_OPEN:
+            if len(self._open) > self._most_open:
                 self._open.popitem(last=False)[1].close()
         self._open.move_to_end(rank)
         return reader

@@ -12,6 +12,8 @@ from typing import Literal
 
 import numpy as np
 
+from gradtap.encode.summary import STATS
+
 Merge = Literal["first", "max", "sum", "or", "touch", "merged"]
 
 
@@ -79,7 +81,7 @@ FIELDS_BY_NAME = {f.name: f for f in LEDGER_FIELDS}
 MARKERS = ("step", "state")
 """Written after the other fields of their row: whoever sees them sees the early, or the late, fields whole."""
 
-SUMMARY_STATS = ("l2", "l1", "absmax", "mean", "std", "zeros", "nan", "inf", "hist")
+SUMMARY_STATS = STATS
 COUNT_STATS = frozenset({"zeros", "nan", "inf", "hist"})
 
 

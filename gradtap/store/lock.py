@@ -248,6 +248,11 @@ def _deciding(run_dir: Path) -> Iterator[None]:
                 fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
+        # A process forked meanwhile (a data loader's worker) holds a copy of the descriptor, and with it the lock,
+        # for as long as it lives: closing ours would not let go.
+        with contextlib.suppress(OSError):
+            if fcntl is not None:
+                fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 

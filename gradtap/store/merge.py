@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradtap.flags import UNTOUCHED
 from gradtap.store.ledger_fields import COUNT_STATS, LedgerField
 
 Array = NDArray[Any]
@@ -40,17 +41,30 @@ def merge_stats(pieces: Mapping[str, Array], owner: Array, count: Array, params:
     """Statistics of whole parameters from those of their pieces.
 
     `pieces[stat]` has shape (R, Q), `hist` (R, Q, B); `owner` (Q,) is the parameter of each piece, `count` (Q,)
-    its elements. Returns (R, P) and (R, P, B). A parameter of which one piece was not taken (NaN, or -1 in a
+    its elements. Returns (R, P) and (R, P, B), of the statistics given; `std` needs `mean` beside it. A parameter of which one piece was not taken (NaN, or -1 in a
     count) is not taken as a whole. `std` is the population's, pieces joined by the formula of Chan, Golub and
     LeVeque (1983): the sum of squares about the joint mean.
     """
     merged = {stat: _merge_counts(values, owner, params) for stat, values in pieces.items() if stat in COUNT_STATS}
-    if "l2" in pieces:
-        merged["l2"] = _reduce(np.hypot, pieces["l2"], owner, params)
-        merged["l1"] = _reduce(np.add, pieces["l1"], owner, params)
-        merged["absmax"] = _reduce(np.maximum, pieces["absmax"], owner, params)
-        merged["mean"], merged["std"] = _merge_moments(pieces["mean"], pieces["std"], owner, count, params)
+    for stat, ufunc in (("l2", np.hypot), ("l1", np.add), ("absmax", np.maximum)):
+        if stat in pieces:
+            merged[stat] = _reduce(ufunc, pieces[stat], owner, params)
+    if "mean" in pieces:
+        std = pieces.get("std", np.zeros_like(pieces["mean"]))
+        joint = _merge_moments(pieces["mean"], std, owner, count, params)
+        merged |= {stat: values for stat, values in zip(("mean", "std"), joint, strict=True) if stat in pieces}
     return merged
+
+
+def settle_untouched(flags: Array, touched: Array, stored: Array, written: Array) -> Array:
+    """Flags (R,) with UNTOUCHED as all ranks together see it: a rank's own bit is of its own backward alone.
+
+    `touched` (R, all parameters) is merged; `stored` (all parameters,) says of which it counts, `written` (R,) which
+    rows there are.
+    """
+    bit = np.uint64(UNTOUCHED)
+    missing = (touched[:, stored] < 0).any(axis=1) & written
+    return np.asarray(np.where(missing, flags | bit, flags & ~bit))
 
 
 def _reduce(ufunc: np.ufunc, values: Array, owner: Array, params: int) -> Array:

@@ -1,4 +1,7 @@
-"""Zarr v3 documents as plain dicts, ready for JSON: arrays of gradients, arrays of rows, groups. Touches no disk."""
+"""Zarr v3 documents as plain dicts, ready for JSON: arrays of gradients, arrays of rows, groups. Touches no disk.
+
+Writing them, from today's sizes; what a reader takes from one of another version is in `row_metadata`.
+"""
 
 from __future__ import annotations
 
@@ -76,11 +79,6 @@ def consolidated(root_attributes: Mapping[str, Any], arrays: Mapping[str, Json],
     # zarr-python loses children that do not stand together, or that stand before their group.
     order = sorted(nodes, key=lambda path: (path.count("/"), path.rpartition("/")))
     return {**group(root_attributes), "consolidated_metadata": _inline({path: nodes[path] for path in order})}
-
-
-def with_length(metadata: Json, length: int) -> Json:
-    """The same array with another length of axis 0."""
-    return {**metadata, "shape": [length, *metadata["shape"][1:]]}
 
 
 def _inline(nodes: Json) -> Json:

@@ -39,11 +39,10 @@ class Numbering:
         deadline = time.monotonic() + self._timeout
         while self.schedule is None:
             if time.monotonic() > deadline:
-                # Waited for once: the steps that follow must not wait again.
-                self._timeout = 0.0
+                waited, self._timeout = self._timeout, 0.0  # the steps that follow must not wait again
                 raise RendezvousError(
-                    f"rank {self._rank} found no schedule in {self._path} after {self._timeout:g} s: rank 0 has not "
-                    "reached its first step, or the store is not shared between nodes"
+                    f"rank {self._rank} found no schedule in {self._path} after {waited:g} s: rank 0 has not reached "
+                    "its first step, or the store is not shared between nodes"
                 )
             time.sleep(0.02)
             self.refresh()

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-SESSION_NAME = re.compile(r"\d{4,9}")
+SESSION_NAME = re.compile(r"[0-9]{4,9}")
 """What a session's folder may be called: anything else in a run.json is refused, so no name leaves the run."""
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradtap import words
 from gradtap.config import Settings
 from gradtap.flags import NORM_MISMATCH
 from gradtap.plan.rules import StepsRule
@@ -19,7 +20,7 @@ from gradtap.plan.schedule import ChangeEntry
 from gradtap.store.growth import write_group
 from gradtap.store.journal_set import JournalSet
 from gradtap.store.ledger_fields import EARLY_FIELDS, FIELDS_BY_NAME, LATE_FIELDS
-from gradtap.store.norm_check import CHECKED_CAPTURES, NormCheck
+from gradtap.store.norm_check import NormCheck
 from gradtap.store.paths import SessionPaths
 from gradtap.store.row_merger import RowMerger
 from gradtap.store.row_specs import STEP_PATH, TIME_PATH, by_path, merged_specs
@@ -32,6 +33,9 @@ from gradtap.types import Report
 BATCH = 1024
 """Most rows taken in one round, so that a round of a follower that fell behind stays bounded."""
 
+AHEAD = 8
+"""Steps that a change of the schedule lies ahead of every journal, so that ranks read it in time."""
+
 LAG = 64
 """Captures that a rank may be behind the first one before it is said."""
 
@@ -41,10 +45,11 @@ class Publisher:
 
     def __init__(self, paths: SessionPaths, head: SessionHead, *, settings: Settings, report: Report) -> None:
         self._paths, self._head, self._report = paths, head, report
-        self._journals = JournalSet(paths, head.plan.world)
+        share = max(1, settings.open_files // 2)
+        self._journals = JournalSet(paths, head.plan.world, most_open=share)
         self._merger = RowMerger(paths, head)
         self._check = NormCheck(head.plan.params)
-        self._shards = ShardSet(settings.open_files)
+        self._shards = ShardSet(share)
         self._specs = by_path(merged_specs(head.layout))
         self._append: dict[str, AppendRows] = {}
         self._replace: dict[str, ReplaceRows] = {}
@@ -63,7 +68,8 @@ class Publisher:
         Whether a round took as many rows as it may, so that more may wait.
         """
         last = self._journals.last()
-        start, rows = self._next_row, self._merger.ready(self._next_row, BATCH)
+        closed = {rank: mark.rows for rank, mark in self._journals.closed().items()}
+        start, rows = self._next_row, self._merger.ready(self._next_row, BATCH, closed)
         self._grow(captures=max(last.values(), default=-1) + 1, rows=start + rows)
         if rows:
             self._publish_ledger(start, start + rows)
@@ -82,12 +88,15 @@ class Publisher:
         """Changes whenever a rank has journaled more."""
         return tuple(self._journals.last().values())
 
-    def finish(self) -> None:
-        """Seal the merged arrays and trim every array to the session's captures and rows."""
+    def trim(self) -> None:
+        """Trim every array to the session's captures and rows. All ranks must have closed."""
         marks = self._journals.closed().values()
-        self._shards.close(seal=True)
         captures, rows = max(mark.captures for mark in marks), max(mark.rows for mark in marks)
         write_group(self._paths, self._head.layout, self._head.codec, captures=captures, rows=rows)
+
+    def seal(self) -> None:
+        """Seal the merged arrays. All are tried; raises the first failure."""
+        self._shards.close(seal=True)
 
     def close(self) -> None:
         """Give all files back."""
@@ -106,8 +115,8 @@ class Publisher:
     def _publish_ledger(self, start: int, stop: int) -> None:
         for field in EARLY_FIELDS:
             merged = self._merger.field(field, start, stop)
-            if field.name == "flags" and self._mismatch:
-                merged = merged | np.uint64(NORM_MISMATCH)
+            if field.name == "flags":
+                merged = self._merger.flags(merged, start, stop) | np.uint64(NORM_MISMATCH if self._mismatch else 0)
             self._write(f"_ledger/{field.name}", start, merged)
         self._next_row = stop
 
@@ -152,21 +161,25 @@ class Publisher:
         return stop - start
 
     def _publish_norms(self, start: int, captures: NDArray[Any]) -> None:
-        norms = [self._norm(int(capture)) for capture in captures]
-        self._write("_ledger/norm", start, norms)
-        for row, norm in enumerate(norms, start):
-            if not self._check.done and math.isfinite(norm):
+        found = [self._norm(int(capture)) for capture in captures]
+        self._write("_ledger/norm", start, [norm for norm, _ in found])
+        for row, (norm, whole) in enumerate(found, start):
+            if whole and not self._check.done and math.isfinite(norm):
                 self._compare(row, norm)
 
-    def _norm(self, capture: int) -> float:
+    def _norm(self, capture: int) -> tuple[float, bool]:
+        """Norm of what was captured, and whether that was every parameter; NaN where no summary is kept."""
         spec = self._specs.get("_summary/l2")
         if spec is None or capture < 0:
-            return math.nan
-        return float(np.hypot.reduce(read_rows(self._paths.zarr, spec, capture, capture + 1)[0]))
+            return math.nan, False
+        l2 = read_rows(self._paths.zarr, spec, capture, capture + 1)[0]
+        taken = read_rows(self._paths.zarr, self._specs["_summary/zeros"], capture, capture + 1)[0] >= 0
+        return (float(np.hypot.reduce(l2[taken])) if taken.any() else math.nan), bool(taken.all())
 
     def _compare(self, row: int, norm: float) -> None:
         engine = float(self._merger.rank_field(0, "norm_engine", row, row + 1)[0])
-        flags = int(self._merger.field(FIELDS_BY_NAME["flags"], row, row + 1)[0])
+        merged = self._merger.field(FIELDS_BY_NAME["flags"], row, row + 1)
+        flags = int(self._merger.flags(merged, row, row + 1)[0])
         if self._check.disagrees(norm, engine, flags):
             self._stop_capturing(row, norm, engine)
 
@@ -176,8 +189,10 @@ class Publisher:
         self._flush()
         flags = read_rows(self._paths.zarr, self._specs["_ledger/flags"], 0, self._next_row)
         self._write("_ledger/flags", 0, flags | np.uint64(NORM_MISMATCH))
-        first = int(self._merger.rank_field(0, "step", 0, 1)[0])
-        ahead = first + self._next_row + CHECKED_CAPTURES
+        first = self._merger.first_step
+        last = self._journals.last()
+        heads = [head for capture in set(last.values()) for head in self._journals.heads(capture) if head is not None]
+        ahead = max([first + self._next_row, *(head.step for head in heads)]) + AHEAD
         append_entry(self._paths.schedule_log, ChangeEntry(from_step=ahead, rule=StepsRule(()), select=None))
         self._report(
             f"the norm of what was captured at step {first + row} is {norm:.6g}, the engine says {engine:.6g}: the "
@@ -203,8 +218,7 @@ class Publisher:
         behind = [rank for rank in range(self._head.plan.world) if first - last.get(rank, -1) > LAG]
         if behind and not self._lag_said:
             self._lag_said = True
-            shown = ", ".join(map(str, behind[:8])) + (" ..." if len(behind) > 8 else "")
             self._report(
-                f"rank {shown} has journaled no capture for more than {LAG} captures, so none since then is complete; "
-                "see that rank's own output"
+                f"{words.ranks(behind)} journaled nothing for more than {LAG} captures, so none since then is "
+                "complete; see the output there"
             )

@@ -10,6 +10,7 @@ import json
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gradtap.config import Settings
@@ -53,8 +54,9 @@ class RankRecorder:
         self._raise_errors, self._on_end = raise_errors, on_end
         head = read_head(paths)
         self._numbering = Numbering(paths, rank=rank, rule=rule, select=select, timeout=settings.attach_timeout)
-        self._writer = CaptureWriter(paths, head, rank, settings=settings, numbering=self._numbering)
-        self._follower = Follower(paths, head, settings=settings, report=report, lock=lock) if rank == 0 else None
+        share = settings if rank else replace(settings, open_files=max(1, settings.open_files // 2))
+        self._writer = CaptureWriter(paths, head, rank, settings=share, numbering=self._numbering)
+        self._follower = Follower(paths, head, settings=share, report=report, lock=lock) if rank == 0 else None
         self._commands: queue.SimpleQueue[tuple[Command, int | None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"gradtap-recorder-{rank}", daemon=True)
         self._seen: set[str] = set()
@@ -95,7 +97,7 @@ class RankRecorder:
 
     def fail(self) -> None:
         """Say that the open step could not be captured."""
-        self._put(lambda writer: writer.fail(), None)
+        self._put(lambda writer: writer.fail(), self._step)
 
     def end(
         self, step: int, *, dropped: bool = False, seconds: float = float("nan"), wait_seconds: float = 0.0
@@ -112,8 +114,14 @@ class RankRecorder:
 
         Raises `TypeError` for a value that is not JSON.
         """
-        line = json.dumps({"step": step, "tags": dict(tags)}).encode() + b"\n"
+        line = json.dumps({"step": step, "tags": dict(tags)}, allow_nan=False).encode() + b"\n"
         self._put(lambda writer: writer.tags(line), step)
+
+    def discard(self) -> None:
+        """Give files back without having started: attach did not come about."""
+        self._writer.discard()
+        if self._follower is not None:
+            self._follower.discard()
 
     def close(self, timeout: float) -> None:
         """Write what is still queued, seal, and mark this rank closed; on rank 0 also finish the session.
@@ -154,10 +162,13 @@ class RankRecorder:
         if kind in self._seen:
             return
         self._seen.add(kind)
-        where = "" if step is None else f" at step {step}"
+        verify = f"`gradtap verify {self._paths.run}` tells what is there"
+        if step is None:
+            self._report(f"rank {self._rank} could not finish its recording: {error}. {verify}")
+            return
         self._report(
-            f"rank {self._rank} could not record{where}: {error}. The capture stays incomplete and training goes on; "
-            f"later captures are tried again. `gradtap verify {self._paths.run}` tells what is there"
+            f"rank {self._rank} could not record at step {step}: {error}. That capture stays incomplete; later ones "
+            f"are tried again. {verify}"
         )
 
     def _raise_pending(self) -> None:

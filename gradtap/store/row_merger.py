@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gradtap.flags import UNTOUCHED
 from gradtap.plan.chunks import rank_pieces
-from gradtap.store.ledger_fields import LedgerField, stats_of
+from gradtap.store.ledger_fields import FIELDS_BY_NAME, LedgerField, stats_of
 from gradtap.store.merge import merge_field, merge_stats
 from gradtap.store.paths import SessionPaths
 from gradtap.store.row_specs import by_path, rank_prefix, rank_specs
@@ -16,6 +18,9 @@ from gradtap.store.rows import read_rows
 from gradtap.store.session import SessionHead
 
 Array = NDArray[Any]
+
+FIRST_ROWS = 64
+"""Rows in which the first one written is looked for: the very first may have failed."""
 
 
 class RowMerger:
@@ -33,12 +38,33 @@ class RowMerger:
         self._piece_param = np.array([column[piece.param] for piece in pieces], int)
         self._piece_count = np.array([piece.stop - piece.start for piece in pieces], float)
 
-    def ready(self, start: int, most: int) -> int:
-        """How many ledger rows from `start` on every rank has written, `most` at the most."""
+    def ready(self, start: int, most: int, closed: Mapping[int, int]) -> int:
+        """How many ledger rows from `start` on are final, `most` at the most.
+
+        Ranks write in order, so a rank's rows are final up to its last one; a hole below that (a step that failed, or
+        that a restored engine jumped over) stays one. `closed`: rows of the ranks that have closed.
+        """
         for rank in range(self._world):
-            missing = np.flatnonzero(self.rank_field(rank, "step", start, start + most) < 0)
-            most = int(missing[0]) if missing.size else most
+            written = np.flatnonzero(self.rank_field(rank, "step", start, start + most) >= 0)
+            reached = int(written[-1]) + 1 if written.size else 0
+            most = min(most, max(reached, closed.get(rank, 0) - start))
         return most
+
+    @property
+    def first_step(self) -> int:
+        """The step of ledger row 0; rank 0 has written it when any row is final."""
+        steps = self.rank_field(0, "step", 0, FIRST_ROWS)
+        row = int(np.flatnonzero(steps >= 0)[0])
+        return int(steps[row]) - row
+
+    def flags(self, merged: Array, start: int, stop: int) -> Array:
+        """Merged flags with `untouched` as all ranks together see it: a rank's own view is of its own backward."""
+        touched = self.field(FIELDS_BY_NAME["touched"], start, stop)
+        stored = np.array([param.stored for param in self._head.plan.params], bool)
+        missing = (touched[:, stored] < 0).any(axis=1)
+        written = self.field(FIELDS_BY_NAME["step"], start, stop) >= 0
+        bit = np.uint64(UNTOUCHED)
+        return np.asarray(np.where(missing & written, merged | bit, merged & ~bit))
 
     def field(self, field: LedgerField, start: int, stop: int) -> Array:
         """A merged ledger field, `[stop - start, ...]`."""

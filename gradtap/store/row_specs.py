@@ -27,9 +27,6 @@ from gradtap.types import SessionPlan
 STEP_PATH = "_step"
 TIME_PATH = "_time"
 
-SMALL_ROW = 64
-"""Bytes of a row up to which a merged array is small: its chunk is replaced by rename, not appended to."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLayout:
@@ -100,6 +97,7 @@ def _time_spec() -> RowSpec:
 
 def _field_spec(layout: RowLayout, field: LedgerField, prefix: str, *, merged: bool) -> RowSpec:
     width = {"": (), "group": (max(layout.groups, 1),), "param": (len(layout.plan.params),)}[field.wide]
+    # A merged scalar is written again when `norm-mismatch` is found or its late value comes: small enough to replace.
     small = merged and not field.wide
     return RowSpec(
         path=f"{prefix}/{field.name}",

@@ -6,8 +6,10 @@ many small rows; the chunk is written anew by rename. What the columns mean is n
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import time as clock
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,15 +20,19 @@ from numcodecs import Blosc
 from numpy.typing import ArrayLike, NDArray
 
 from gradtap.encode.checksum import crc32c, split_crc, with_crc
-from gradtap.errors import DamagedError
+from gradtap.errors import DamagedError, StoreError
 from gradtap.store import files
-from gradtap.store.shard import EMPTY, PAIR, ShardSet, read_index
+from gradtap.store.shard import EMPTY, PAIR, ShardSet
 
 INNER_BYTES = 4 * 2**20
 """Most raw bytes of one chunk of an append array."""
 
 REPLACE_BYTES = 64 * 2**10
 """Most raw bytes of one chunk of a replace array: it is written whole each time."""
+
+RETRY_SECONDS = 0.05
+"""After this a row that did not read is read once more: another client of a network file system may see an entry
+before the bytes that it points at, or a half of an entry."""
 
 _SPAN_SLACK = 2**20
 
@@ -37,7 +43,10 @@ class RowSpec:
 
     `path` within the group, such as "_ledger/r00000/step". `dtype` is a NumPy and Zarr name. `fill` is what an
     unwritten row reads as. `axis` says what axis 0 counts. `time` is the most rows in one chunk file, a power of
-    two. `dims` are the names of all axes, axis 0 included. `compress` is for "append" only.
+    two. `dims` are the names of all axes, axis 0 included. `compress`: chunks go through Blosc.
+
+    A writer leaves `chunk` out and gets today's sizes; a reader has it from the array's own metadata (see
+    `gradtap.store.metadata.row_spec`), so that a store written with other sizes reads as well.
     """
 
     path: str
@@ -50,6 +59,7 @@ class RowSpec:
     dims: tuple[str, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     compress: bool = False
+    chunk: tuple[int, ...] | None = None
 
     @property
     def stored_dtype(self) -> np.dtype[Any]:
@@ -64,7 +74,7 @@ class RowSpec:
     @property
     def rows(self) -> int:
         """Rows in one chunk file: `time`, for a replace array no more than fit its limit."""
-        if self.mode == "append":
+        if self.mode == "append" or self.chunk is not None:
             return self.time
         most = max(1, REPLACE_BYTES // max(self.row_bytes, 1))
         return min(self.time, 1 << (most.bit_length() - 1))
@@ -72,6 +82,8 @@ class RowSpec:
     @property
     def inner(self) -> tuple[int, ...]:
         """Shape of the part of a row that one chunk holds: whole trailing axes, at most `INNER_BYTES`."""
+        if self.chunk is not None:
+            return self.chunk
         if self.mode == "replace":
             return self.row_shape
         inner = list(self.row_shape)
@@ -156,7 +168,9 @@ class AppendRows:
     def _seal(self, number: int) -> None:
         path = self.spec.file(self._root, number)
         if number >= 0 and path in self._shards.paths:
-            self._shards.seal(path)
+            # The file stays in the set, and closing the set tries again and reports: a row must not be lost for it.
+            with contextlib.suppress(StoreError):
+                self._shards.seal(path)
 
     def _encode(self, part: NDArray[Any]) -> bytes:
         spec = self.spec
@@ -212,18 +226,16 @@ def _load(root: Path, spec: RowSpec, number: int) -> NDArray[Any]:
         return spec.blank(spec.rows)
     except OSError as error:
         raise files.store_error("read", path, error) from error
-    body = _checked(data, path, f"rows {number * spec.rows} on")
-    if len(body) != spec.rows * spec.row_bytes:
-        raise DamagedError(
-            f"{path} holds {len(body)} bytes, {spec.rows * spec.row_bytes} expected; run `gradtap verify`"
-        )
+    what = f"rows {number * spec.rows} on"
+    blosc = row_blosc() if spec.compress else None
+    body = _unpacked(_checked(data, path, what), blosc, spec.rows * spec.row_bytes, path, what)
     return np.frombuffer(body, spec.stored_dtype).reshape(spec.rows, *spec.row_shape).copy()
 
 
-def read_rows(zarr_root: Path, spec: RowSpec, start: int, stop: int) -> NDArray[Any]:
+def read_rows(zarr_root: Path, spec: RowSpec, start: int, stop: int, *, retry: bool = True) -> NDArray[Any]:
     """Rows `start` to `stop`, `[stop - start, *row_shape]` of the spec's dtype; the fill where none is stored.
 
-    Raises `DamagedError` naming the file for bytes that are not what was written, `StoreError` for a file that
+    `retry`: what does not read is tried once more, as somebody may be writing; of use in an open session only. Raises `DamagedError` naming the file for bytes that are not what was written, `StoreError` for a file that
     cannot be read.
     """
     out = spec.blank(max(stop - start, 0))
@@ -231,7 +243,14 @@ def read_rows(zarr_root: Path, spec: RowSpec, start: int, stop: int) -> NDArray[
     size = spec.rows
     for number in range(start // size, -(-stop // size)) if stop > start else ():
         first, last = max(start, number * size), min(stop, (number + 1) * size)
-        read(zarr_root, spec, number, first - number * size, out[first - start : last - start])
+        part = out[first - start : last - start]
+        try:
+            read(zarr_root, spec, number, first - number * size, part)
+        except DamagedError:
+            if not retry:
+                raise
+            clock.sleep(RETRY_SECONDS)
+            read(zarr_root, spec, number, first - number * size, part)
     return out
 
 
@@ -257,8 +276,9 @@ def _read_shard(root: Path, spec: RowSpec, number: int, first: int, out: NDArray
 def _read_entries(fd: int, path: Path, spec: RowSpec, number: int, first: int, out: NDArray[Any]) -> None:
     entries = spec.entries
     boxes = tuple(spec.boxes())
-    index = read_index(fd, spec.time, entries, name=path)[first * entries : (first + len(out)) * entries]
-    held = np.flatnonzero(index[:, 0] != EMPTY)
+    index = _index_rows(fd, path, spec, first, len(out))
+    # An entry of which one half is there is torn, or damaged: either way no absence.
+    held = np.flatnonzero((index != EMPTY).any(axis=1))
     if not held.size:
         return
     pairs = index[held].tolist()
@@ -278,16 +298,31 @@ def _read_entries(fd: int, path: Path, spec: RowSpec, number: int, first: int, o
         out[at, ...][box] = part[tuple(slice(s.stop - s.start) for s in box)]
 
 
+def _index_rows(fd: int, path: Path, spec: RowSpec, first: int, rows: int) -> NDArray[np.uint64]:
+    # Only the entries of these rows: for one row of a file of 4,096 the whole index would be most of what is read.
+    row = spec.entries * PAIR.size
+    data = files.pread_all(fd, rows * row, first * row)
+    if len(data) < rows * row or os.fstat(fd).st_size < spec.time * row:
+        raise DamagedError(f"{path} is shorter than its index of {spec.time * row} bytes; run `gradtap verify`")
+    return np.frombuffer(data, "<u8").reshape(-1, 2)
+
+
 def _decode(spec: RowSpec, body: memoryview, blosc: Blosc | None, path: Path, what: str) -> NDArray[Any]:
-    raw: Any = body
-    if blosc is not None:
-        try:
-            raw = blosc.decode(np.frombuffer(body, np.uint8))
-        except (RuntimeError, ValueError) as error:
-            raise DamagedError(f"{path}: {what} does not decode ({error}); run `gradtap verify`") from error
-    if len(raw) != math.prod(spec.inner) * spec.stored_dtype.itemsize:
-        raise DamagedError(f"{path}: {what} has {len(raw)} bytes; run `gradtap verify`")
+    raw = _unpacked(body, blosc, math.prod(spec.inner) * spec.stored_dtype.itemsize, path, what)
     return np.frombuffer(raw, spec.stored_dtype).reshape(spec.inner)
+
+
+def _unpacked(body: memoryview, blosc: Blosc | None, size: int, path: Path, what: str) -> Any:
+    # Blosc allocates what its header says: looked at first.
+    found = len(body) if blosc is None else int.from_bytes(body[4:8], "little")
+    if found != size:
+        raise DamagedError(f"{path}: {what} holds {found} bytes, {size} expected; run `gradtap verify`")
+    if blosc is None:
+        return body
+    try:
+        return blosc.decode(np.frombuffer(body, np.uint8))
+    except (RuntimeError, ValueError) as error:
+        raise DamagedError(f"{path}: {what} does not decode ({error}); run `gradtap verify`") from error
 
 
 def _checked(data: bytes | memoryview, path: Path, what: str) -> memoryview:

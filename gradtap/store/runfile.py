@@ -11,9 +11,9 @@ from typing import Any
 
 from gradtap.errors import DamagedError, FormatVersionError, NotARunError
 from gradtap.store import files
-from gradtap.version import __version__
+from gradtap.store.paths import SESSION_NAME
+from gradtap.version import FORMAT, __version__
 
-FORMAT = 1
 RUN_NAME = "run.json"
 OUR_NAMES = frozenset({RUN_NAME, "lock", "sessions"})
 """What a folder may hold that was begun as a run and has no run.json yet."""
@@ -119,7 +119,7 @@ def _sessions(path: Path, data: dict[str, Any]) -> tuple[str, ...]:
     names = files.field_of(data, "sessions", list, path)
     for name in names:
         # A name becomes a part of a path: nothing else may pass.
-        if not isinstance(name, str) or not name.isascii() or not name.isdigit() or not 4 <= len(name) <= 9:
+        if not isinstance(name, str) or not SESSION_NAME.fullmatch(name):
             raise DamagedError(f"{path}: session {name!r} is not a name such as '0000'; run `gradtap verify`")
     if len(set(names)) != len(names):
         raise DamagedError(f"{path}: a session is listed twice in {names}; run `gradtap verify`")

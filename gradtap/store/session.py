@@ -18,7 +18,7 @@ from typing import Any
 
 from gradtap.config import Settings
 from gradtap.encode.checksum import crc32c
-from gradtap.errors import DamagedError, OtherModelError, RendezvousError, StoreError
+from gradtap.errors import DamagedError, FormatVersionError, OtherModelError, RendezvousError, StoreError
 from gradtap.plan.serial import canonical_json, first_difference, plan_from_json, plan_to_json
 from gradtap.store.files import make_dirs, write_atomic
 from gradtap.store.growth import write_group
@@ -26,8 +26,7 @@ from gradtap.store.paths import SessionPaths, session_folders
 from gradtap.store.row_specs import RowLayout
 from gradtap.store.runfile import read_run
 from gradtap.types import EngineFacts, SessionPlan
-
-FORMAT = 1
+from gradtap.version import FORMAT, __version__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +126,8 @@ def write_head(paths: SessionPaths, head: SessionHead) -> None:
 def read_head(paths: SessionPaths) -> SessionHead:
     """Read session.json.
 
-    Raises `StoreError` where it is missing or unreadable, `DamagedError` where it is not what gradtap writes.
+    Raises `StoreError` where it is missing or unreadable, `FormatVersionError` for a newer format, `DamagedError`
+    where it is not what gradtap writes.
     """
     try:
         text = paths.session_json.read_bytes()
@@ -137,6 +137,7 @@ def read_head(paths: SessionPaths) -> SessionHead:
         ) from error
     try:
         fields = json.loads(text)
+        _check_format(paths, fields)
         return SessionHead(
             session=str(fields["session"]),
             nonce=str(fields["nonce"]),
@@ -149,11 +150,25 @@ def read_head(paths: SessionPaths) -> SessionHead:
             settings=dict(fields["settings"]),
             versions=dict(fields["versions"]),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise DamagedError(
             f"{paths.session_json} is not a session file ({type(error).__name__}: {error}); "
             f"run `gradtap verify {paths.run}`"
         ) from error
+
+
+def _check_format(paths: SessionPaths, fields: Any) -> None:
+    # Before anything else is looked at: a newer format may mean something else by every field.
+    found = fields["format"]
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise ValueError(f"format is {found!r}")
+    if found > FORMAT:
+        wrote = fields.get("versions", {}).get("gradtap")
+        wanted = f"gradtap>={wrote}" if isinstance(wrote, str) else "gradtap"
+        raise FormatVersionError(
+            f"{paths.session_json} is in format {found}, this gradtap {__version__} reads format {FORMAT}; "
+            f"install a newer one: pip install --upgrade '{wanted}'"
+        )
 
 
 def wait_session(run_dir: Path, nonce: str, *, plan: SessionPlan, timeout: float) -> SessionPaths:

@@ -17,7 +17,7 @@ CELL = {"stage": 2, "dtype": "float32", "offload": False, "accumulation": 2, "cl
 
 
 def run(args: dict[str, Any], folder: Path) -> int:
-    """Train to step `args["until"]`, or until killed; a checkpoint every 3 steps. The last step."""
+    """Train to step `args["until"]`, or until killed; a checkpoint every 3 steps to `last_checkpoint`. The last step."""
     deepspeed = deepspeed_cpu.prepare()
     deepspeed_cpu.init_group(deepspeed)
     training = NativeZero(deepspeed, CELL)
@@ -25,13 +25,30 @@ def run(args: dict[str, Any], folder: Path) -> int:
     training.engine._take_model_step = lambda *a, **k: (_keep(training, folder), spy(*a, **k))[1]
     gradtap.attach(training.engine, args["store"])
     checkpoints = Path(args["checkpoints"])
-    if (checkpoints / "latest").exists():
-        training.engine.load_checkpoint(str(checkpoints))
+    saved = saved_step(checkpoints)
+    if saved:
+        training.engine.load_checkpoint(str(checkpoints), tag=f"step{saved}")
     while training.engine.global_steps < args["until"]:
         training.window(training.engine.global_steps + 1)
-        if training.engine.global_steps % 3 == 0:
-            training.engine.save_checkpoint(str(checkpoints))
+        step = training.engine.global_steps
+        if step % 3 == 0 and step <= args["last_checkpoint"]:
+            _save(training, checkpoints, step)
     return int(training.engine.global_steps)
+
+
+def saved_step(checkpoints: Path) -> int:
+    """Step of the last checkpoint that every rank has finished; 0 for none."""
+    pointer = checkpoints / "saved"
+    return int(pointer.read_text()) if pointer.exists() else 0
+
+
+def _save(training: NativeZero, checkpoints: Path, step: int) -> None:
+    # DeepSpeed's own `latest` is cut to nothing and then written, and before other ranks have written their parts:
+    # a kill in between leaves a checkpoint that cannot be loaded. Saving ends with a barrier.
+    training.engine.save_checkpoint(str(checkpoints), tag=f"step{step}", save_latest=False)
+    if torch.distributed.get_rank() == 0:
+        (checkpoints / "saved.tmp").write_text(str(step))
+        os.replace(checkpoints / "saved.tmp", checkpoints / "saved")
 
 
 def _keep(training: NativeZero, folder: Path) -> None:

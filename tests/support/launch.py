@@ -154,8 +154,9 @@ def main() -> None:
     target, folder = sys.argv[1], Path(sys.argv[2])
     module, _, name = target.partition(":")
     function = getattr(importlib.import_module(module), name)
-    result = function(json.loads((folder / "args.json").read_text()), folder)
+    # A function may take the variables away, to be a plain script.
     path = folder / f"result{os.environ['RANK']}.json"
+    result = function(json.loads((folder / "args.json").read_text()), folder)
     path.with_suffix(".tmp").write_text(json.dumps(result))
     path.with_suffix(".tmp").replace(path)
 

@@ -48,12 +48,49 @@ def test_flags_have_names() -> None:
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("CAPACITY", "12"), ("MAX_TIME", "0"), ("CAPACITY", "many"), ("FSYNC", "always"), ("FSYNC", "every=0")],
+    [
+        ("CAPACITY", "12"),
+        ("MAX_TIME", "0"),
+        ("CAPACITY", "many"),
+        ("CAPACITY", "-4"),
+        ("FSYNC", "always"),
+        ("FSYNC", "every=0"),
+        ("SHARD_BYTES", "1024"),
+        ("CHUNK_BYTES", "0"),
+        ("CHUNK_BYTES", "1e6"),
+        ("SLAB_BYTES", "-1"),
+        ("BUFFER_BYTES", "-1"),
+        ("ATTACH_TIMEOUT", "0"),
+        ("ATTACH_TIMEOUT", "inf"),
+        ("CLOSE_TIMEOUT", "-1"),
+        ("FOLLOW_INTERVAL", "0.0"),
+        ("FOLLOW_INTERVAL", "nan"),
+        ("HEARTBEAT", "soon"),
+        ("LOCK_STALE", "5"),
+        ("OPEN_FILES", "7"),
+    ],
 )
 def test_a_bad_setting_is_named(variable: str, value: str) -> None:
-    """With the value and what is allowed."""
-    with pytest.raises(UsageError, match=value):
+    """Variable, value, and what is allowed."""
+    with pytest.raises(UsageError, match=f"GRADTAP_{variable} is '?{value.split('.')[0].replace('1e6', '.1e6')}.* (must be|allowed are) "):
         Settings.from_environment({f"GRADTAP_{variable}": value})
+
+
+def test_settings_are_checked_however_they_are_made() -> None:
+    """A number of the wrong kind is refused at construction too; the smallest allowed values are taken."""
+    for wrong in ({"open_files": 8.0}, {"capacity": True}, {"heartbeat": "10"}):
+        with pytest.raises(UsageError, match=f"GRADTAP_{next(iter(wrong)).upper()}"):
+            Settings(**wrong)  # type: ignore[arg-type]
+    Settings(capacity=1, max_time=1, shard_bytes=64, chunk_bytes=64, slab_bytes=64, buffer_bytes=0, open_files=8)
+
+
+def test_an_unknown_variable_is_refused() -> None:
+    """With the nearest name, or all of them; variables of others, and the shell completion's own, are left alone."""
+    with pytest.raises(UsageError, match="GRADTAP_BUFER_BYTES='1' .*did you mean GRADTAP_BUFFER_BYTES"):
+        Settings.from_environment({"GRADTAP_BUFER_BYTES": "1"})
+    with pytest.raises(UsageError, match="GRADTAP_ZZZZZZZZZZZZZZZZZZZZZZZ.*known are GRADTAP_CAPACITY, .*OPEN_FILES"):
+        Settings.from_environment({"GRADTAP_ZZZZZZZZZZZZZZZZZZZZZZZ": "1"})
+    assert Settings.from_environment({"_GRADTAP_COMPLETE": "x", "GRADTAPE": "y", "gradtap_x": "z"}) == Settings()
 
 
 def test_settings_come_from_the_environment() -> None:

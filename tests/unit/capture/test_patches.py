@@ -42,8 +42,8 @@ def test_an_attribute_that_was_there_is_put_back() -> None:
     assert vars(engine)["step"] is mine
 
 
-def test_a_patch_over_ours_stays_and_ours_becomes_inert() -> None:
-    """When another patch holds ours, `remove` names it, leaves the other in place, and ours does nothing any more."""
+def test_a_patch_over_ours_stays_and_ours_becomes_inert(caplog: pytest.LogCaptureFixture) -> None:
+    """When another patch holds ours, `remove` warns of it, leaves the other in place, and ours does nothing any more."""
     engine = Engine()
     patches = PatchSet()
     patches.wrap(engine, "step", _doubled)
@@ -52,6 +52,8 @@ def test_a_patch_over_ours_stays_and_ours_becomes_inert() -> None:
     assert engine.step(1) == 102
     assert patches.remove() == ("Engine.step",)
     assert engine.step(1) == 101
+    assert [r.levelname for r in caplog.records] == ["WARNING"] and "patched over Engine.step" in caplog.text
+    assert patches.remove() == () and len(caplog.records) == 1
 
 
 def test_two_patches_of_one_method_come_off_in_order() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -115,6 +116,21 @@ def test_a_late_rank_hears_that_rank_0_gave_up(meet: Callable[..., Rendezvous]) 
         _follow(one)
     again, follower = meet(0, 2), meet(1, 2)
     assert _run(lambda: _lead(again), lambda: _follow(follower))[0] == "recording"
+
+
+def test_a_rank_hears_why_rank_0_gave_up_at_the_last_moment(meet: Callable[..., Rendezvous]) -> None:
+    """Rank 1 waits from before rank 0 does, and just as long; it still hears who was missing, not only silence."""
+    zero, one = meet(0, 3, 0.4), meet(1, 3, 0.4)
+
+    def lead_late() -> None:
+        with zero.telling_failures():
+            zero.announce({})
+            time.sleep(0.1)
+            zero.wait_ready()
+
+    told = _run(lead_late, lambda: _follow(one))
+    assert "rank 2 of 3 did not attach" in str(told[0])
+    assert "rank 0: RendezvousError: rank 2 of 3 did not attach" in str(told[1])
 
 
 def test_alone_everything_is_said_to_nobody() -> None:

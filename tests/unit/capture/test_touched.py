@@ -98,3 +98,39 @@ def test_frozen_parameters_get_no_hook() -> None:
     patches = PatchSet()
     TouchTracker([frozen]).install(patches)
     assert len(patches) == 0
+
+
+@pytest.mark.parametrize("outer_first", [True, False])
+def test_a_backward_within_a_backward_is_no_micro_batch(outer_first: bool) -> None:
+    """Reentrant checkpointing runs backwards inside one: all parameters were first reached by that one."""
+    from torch.utils.checkpoint import checkpoint
+
+    made = Made()
+    below, inside, above = made.params
+
+    def loss() -> torch.Tensor:
+        x = below * 2
+        for _ in range(2):
+            x = checkpoint(lambda y: y * inside, x, use_reentrant=True)
+        return (x * above if outer_first else x).sum()
+
+    for micro in (1, 2):
+        loss().backward()
+        assert made.tracker.micro_seen == micro
+    assert made.tracker.touched.tolist() == [0, 0, 0 if outer_first else -1]
+    made.tracker.reset()
+    made.backward(2)
+    loss().backward()
+    assert made.tracker.touched.tolist() == [1, 1, 0] and made.tracker.micro_seen == 2
+
+
+def test_a_backward_that_fails_half_way_does_not_disturb_later_ones() -> None:
+    """A micro-batch whose backward raised is not counted, and the next one is."""
+    made = Made()
+    handle = made.params[0].register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        made.backward(0)
+    handle.remove()
+    for _ in range(2):
+        made.backward(0, 1)
+    assert made.tracker.micro_seen == 2 and made.tracker.touched.tolist()[:2] == [0, 0]

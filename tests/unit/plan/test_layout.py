@@ -70,7 +70,7 @@ def test_time_settings() -> None:
     grid = sole_grid((1024, 1024), 4, LIMITS)
     assert time_of(grid, 4, Limits.of(Settings(max_time=4))) == 4
     assert time_of(grid, 4, Limits.of(Settings(shard_bytes=8 * MIB))) == 2
-    assert time_of(grid, 4, Limits.of(Settings(shard_bytes=1))) == 1
+    assert time_of(grid, 4, Limits.of(Settings(shard_bytes=512 * 2**10))) == 1
 
 
 def test_small_chunk_bytes() -> None:

@@ -305,3 +305,24 @@ def test_threads_of_one_process_exclude_each_other(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(outcomes) == ["held"] + ["locked"] * 7
+
+
+def test_a_child_forked_within_does_not_keep_the_folder_locked(tmp_path: Path) -> None:
+    """A data loader's worker has a copy of the descriptor and outlives the block; others can decide all the same."""
+    stop, waiting = os.pipe()
+    with lock._deciding(tmp_path):
+        # A fork by the C library's own call has no say over descriptors, as a loader's worker has none.
+        child = os.fork()
+        if child == 0:  # pragma: no cover
+            os.close(waiting)
+            os.read(stop, 1)
+            os._exit(0)
+    try:
+        folder = os.open(tmp_path, os.O_RDONLY)
+        lock.fcntl.flock(folder, lock.fcntl.LOCK_EX | lock.fcntl.LOCK_NB)
+        os.close(folder)
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "the child lives"
+    finally:
+        os.close(waiting)
+        os.waitpid(child, 0)
+        os.close(stop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,15 @@ import pytest
 import zarr
 
 import gradtap
-from gradtap.errors import CaptureError, OtherModelError
+from gradtap.errors import CaptureError, OtherModelError, StoreError
+from gradtap.flags import UNTOUCHED
 from gradtap.plan.rules import StepsRule
 from gradtap.plan.schedule import ChangeEntry
 from gradtap.store.chunk_writer import ChunkWriter
+from gradtap.store.journal import JournalReader
+from gradtap.store.lock import read_lock
 from gradtap.store.norm_check import CHECKED_CAPTURES
+from gradtap.store.rank_rows import RankRows
 from gradtap.store.recorder import RankRecorder
 from gradtap.store.runfile import read_run
 from gradtap.store.schedule_log import append_entry
@@ -265,11 +270,11 @@ def test_a_rank_that_falls_silent_is_named(tmp_path: Path, monkeypatch: pytest.M
     job.steps(range(3, 13), absent=[1])
     job.flush()
     deadline = time.monotonic() + 20
-    while not any("rank 1 has journaled" in report for report in job.reports):
+    while not any("rank 1 journaled" in report for report in job.reports):
         assert time.monotonic() < deadline, job.reports
         time.sleep(0.01)
     job.close()
-    assert len([r for r in job.reports if "has journaled" in r]) == 1
+    assert len([r for r in job.reports if "journaled nothing" in r]) == 1
     assert list(gradtap.open(job.run).steps) == [1, 2]
 
 
@@ -294,3 +299,111 @@ def test_a_thread_that_dies_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert follower is not None
     follower._stop.set()
     follower._thread.join()
+
+
+def test_a_ledger_row_that_fails_is_a_hole_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The capture is journaled as failed, and the merged ledger goes on after the hole."""
+    original, failed = RankRows.write_ledger, []
+
+    def failing(self: RankRows, row: int, values: Any) -> None:
+        if row == 2 and self._rank == 1 and "step" in values:
+            failed.append(row)
+            raise OSError("one bad moment")
+        original(self, row, values)
+
+    monkeypatch.setattr(RankRows, "write_ledger", failing)
+    job = Job(run=tmp_path / "r", world=2).steps(range(1, 9))
+    job.close()
+    assert failed == [2] and len(job.reports) == 1
+    group = group_of(job)
+    assert list(group["_ledger/step"][:]) == [1, 2, 3, 4, 5, 6, 7, 8], "rank 0's row is there"
+    assert list(group["_step"][:]) == [1, 2, -1, 4, 5, 6, 7, 8]
+    assert list(group["_ledger/state"][:]) == [1] * 8
+    with JournalReader(job.paths.journal(1)) as journal:
+        head = journal.head(2)
+    assert head is not None and head.state == "failed"
+
+
+def test_a_row_that_no_rank_wrote_does_not_stop_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hole on every rank reads as no row; the rows after it are merged."""
+    original = RankRows.write_ledger
+
+    def failing(self: RankRows, row: int, values: Any) -> None:
+        if row in (0, 2) and "step" in values:
+            raise OSError("one bad moment")
+        original(self, row, values)
+
+    monkeypatch.setattr(RankRows, "write_ledger", failing)
+    job = Job(run=tmp_path / "r", world=2).steps(range(1, 7))
+    job.close()
+    assert list(group_of(job)["_ledger/step"][:]) == [-1, 2, -1, 4, 5, 6]
+    assert list(gradtap.open(job.run).steps) == [2, 4, 5, 6]
+
+
+def test_a_shard_that_cannot_be_sealed_costs_no_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sealing is for other readers: when it fails that is said once, and every capture is committed."""
+
+    def fail(self: Any) -> None:
+        raise StoreError("cannot seal")
+
+    monkeypatch.setattr("gradtap.store.shard.ShardFile.seal", fail)
+    job = Job(run=tmp_path / "r", world=2).steps(range(1, 13))
+    job.close()
+    run = gradtap.open(job.run)
+    assert list(run.steps) == list(range(1, 13)) and run.sessions[0].state == "closed"
+    assert np.array_equal(np.asarray(run.grad("mlp.weight", 12)), job.expected("mlp.weight", 12))
+    assert 1 <= len([r for r in job.reports if "cannot seal" in r]) <= 2 * len(job.recorders)
+
+
+def test_the_lock_is_kept_while_rank_0_waits_for_others(tmp_path: Path) -> None:
+    """Closing may take long where other ranks still write: the lock's heartbeat goes on, and captures appear."""
+    settings = replace(SMALL, heartbeat=0.05, close_timeout=10.0)
+    job = Job(run=tmp_path / "r", world=2, settings=settings).steps([1])
+    job.flush()
+    closing = threading.Thread(target=job.recorders[0].close, args=(10.0,))
+    closing.start()
+    before = read_lock(job.run)
+    time.sleep(0.4)
+    after = read_lock(job.run)
+    assert before is not None and after is not None and after.heartbeat > before.heartbeat
+    job.recorders[1].close(1)
+    closing.join(20)
+    assert gradtap.open(job.run).sessions[0].state == "closed"
+
+
+def test_the_norm_of_a_selection_is_that_of_what_was_captured(tmp_path: Path) -> None:
+    """Parameters left out do not make it NaN, and it is not compared with the engine's."""
+    job = Job(run=tmp_path / "r", world=2)
+    for step in (1, 2):
+        job.step(step, select={"mlp.bias", "conv.weight"}, outcome=False)
+        for recorder in job.recorders:
+            recorder.outcome(step, StepOutcome(state="applied", norm_engine=99.0))
+    job.close()
+    parts = [job.expected(name, 1).ravel() for name in ("mlp.bias", "conv.weight")]
+    norms = group_of(job)["_ledger/norm"][:]
+    assert norms[0] == pytest.approx(np.linalg.norm(np.concatenate(parts)), rel=1e-6)
+    assert not job.reports
+
+
+def test_untouched_is_what_all_ranks_together_say(tmp_path: Path) -> None:
+    """A parameter that another rank's backward reached is not untouched, whatever one rank saw."""
+    job = Job(run=tmp_path / "r", world=2)
+    for step, blind in ((1, (0,)), (2, (0, 1))):
+        for rank, recorder in enumerate(job.recorders):
+            unseen = ("mlp.bias",) if rank in blind else ()
+            recorder.begin(job._facts(step, unseen, {}), capture=False)
+            recorder.end(step)
+    job.close()
+    flags = group_of(job)["_ledger/flags"][:]
+    assert [bool(int(f) & UNTOUCHED) for f in flags] == [False, True]
+
+
+def test_a_changed_number_of_groups_fits_the_ledger(tmp_path: Path) -> None:
+    """Learning rates of later groups are left out, of missing ones unknown; the row is there."""
+    job = Job(run=tmp_path / "r", world=1, groups=2)
+    job.step(1, learning_rates=(0.1, 0.2, 0.3))
+    job.step(2, learning_rates=(0.1,))
+    job.close()
+    rates = group_of(job)["_ledger/learning_rate"][:]
+    assert rates[0].tolist() == [0.1, 0.2] and rates[1][0] == 0.1 and np.isnan(rates[1][1])
+    assert list(gradtap.open(job.run).steps) == [1, 2]

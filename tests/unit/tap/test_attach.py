@@ -10,12 +10,14 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import zarr
 
 import gradtap
 from gradtap.store.chunk_writer import ChunkWriter
@@ -151,7 +153,7 @@ def test_every_and_select(tmp_path: Path) -> None:
         run.grad("bias", 6)
 
 
-def test_tags_go_to_the_step_of_their_window(tmp_path: Path) -> None:
+def test_tags_go_to_the_step_of_their_window(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Between a first backward and its step: the step to come; after the step: the last one."""
     training = Training()
     with gradtap.attach(training.pair, tmp_path / "a.gradtap") as tap:
@@ -159,13 +161,52 @@ def test_tags_go_to_the_step_of_their_window(tmp_path: Path) -> None:
         training.steps(1)
         tap.log(loss=0.5)
         training.model.weight.sum().backward()
-        tap.log(ids=[1, 2])
+        tap.log(ids=torch.tensor([1, 2]), norm=np.float32(0.25))
         training.optimizer.step()
-        with pytest.raises(gradtap.UsageError, match="JSON"):
-            tap.log(loss=torch.tensor(1.0))
+        tap.log(loss=torch.tensor(float("nan")), worst=-float("inf"))
+        tap.log(bad=object())
+        tap.log(bad=object())
+    tap.log(late=1)
     lines = (tmp_path / "a.gradtap/sessions/0000/tags/r00000").read_text().splitlines()
     found = [(line["step"], line["tags"]) for line in map(json.loads, lines)]
-    assert found == [(1, {"when": "before the first"}), (1, {"loss": 0.5}), (2, {"ids": [1, 2]})]
+    assert found == [
+        (1, {"when": "before the first"}),
+        (1, {"loss": 0.5}),
+        (2, {"ids": [1, 2], "norm": 0.25}),
+        (2, {"loss": "NaN", "worst": "-Infinity"}),
+    ]
+    assert caplog.text.count("a tag is") == 1, "a tag that cannot be kept does not stop training, and is said once"
+
+
+@pytest.mark.parametrize(
+    ("every", "wanted"),
+    [("first 3", [900, 901, 902]), ("first 2, then every 4", [900, 901, 904]), (3, [900, 903]), ([1, 902], [902])],
+)
+def test_a_rule_begins_at_the_first_step(tmp_path: Path, every: Any, wanted: list[int]) -> None:
+    """After a resume `first N` counts from the session's first step, from its very first capture on."""
+    training = Training(torch.optim.SGD)
+    with gradtap.attach(training.pair, tmp_path / "a.gradtap", every=every, first_step=900):
+        training.steps(5)
+    assert list(gradtap.open(tmp_path / "a.gradtap").steps) == wanted
+
+
+@pytest.mark.parametrize("jump", [9, 100_000])
+def test_an_engine_that_jumps_ahead(tmp_path: Path, jump: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A small jump leaves a hole in the ledger and no more; a large one is a checkpoint of another training."""
+    training = Training()
+    tap = gradtap.attach(training.pair, tmp_path / "a.gradtap")
+    training.steps(2)
+    source: Any = tap._source
+    source._made = jump
+    numbers = iter(range(jump + 1, jump + 10))
+    source.next_step = lambda: next(numbers)
+    training.steps(2)
+    tap.close()
+    run = gradtap.open(tmp_path / "a.gradtap")
+    assert list(run.steps) == ([1, 2, 10, 11] if jump == 9 else [1, 2])
+    merged = zarr.open_group(str(tmp_path / "a.gradtap/sessions/0000/gradients.zarr"), mode="r")["_ledger/step"][:]
+    assert [step for step in merged if step >= 0] == list(run.steps)
+    assert ("checkpoint" in caplog.text) == (jump != 9)
 
 
 def test_an_engine_that_goes_back_stops_the_session(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -238,6 +279,72 @@ def test_a_full_buffer_drops_whole_captures(
     for step in run.steps:
         assert np.array_equal(np.asarray(run.grad("weight", step)), np.full((3, 5), step, np.float32))
     assert "dropped" in caplog.text
+
+
+@pytest.mark.parametrize("on_error", ["warn", "raise"])
+@pytest.mark.parametrize("broken", ["lock", "publish", "outcome", "seal"])
+def test_a_failure_at_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str, on_error: str
+) -> None:
+    """Whatever fails at close: the rest is still done, the script lives unless it asked otherwise, the run reads."""
+    training = Training()
+    tap = gradtap.attach(training.pair, tmp_path / "a.gradtap", on_error=on_error)
+    training.steps(6)
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError("out of order")
+
+    if broken == "lock":
+        (tmp_path / "a.gradtap" / "lock").unlink()
+    elif broken == "publish":
+        monkeypatch.setattr("gradtap.store.publisher.write_group", fail)
+    elif broken == "seal":
+        monkeypatch.setattr("gradtap.store.shard.ShardFile.seal", fail)
+    else:
+        monkeypatch.setattr(tap._source, "outcome", fail)
+    raises = pytest.raises(gradtap.CaptureError) if on_error == "raise" and broken != "publish" else nullcontext()
+    with raises:
+        tap.close()
+    tap.close()
+    assert on_error == "raise" or caplog.text
+    assert list(gradtap.open(tmp_path / "a.gradtap").steps) == [1, 2, 3, 4, 5, 6]
+    assert broken == "lock" or read_lock(tmp_path / "a.gradtap") is None
+    assert not [t for t in threading.enumerate() if t.name.startswith("gradtap")]
+    assert not training.optimizer._optimizer_step_pre_hooks
+
+
+def test_an_attach_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hooks that cannot be installed: no session, lock, thread or open file stays."""
+    training = Training()
+    open_files = len(os.listdir("/proc/self/fd"))
+
+    def fail(*args: Any) -> None:
+        raise gradtap.AttachError("no hook")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gradtap.capture.torch_optimizer.TorchSource.install", fail)
+        with pytest.raises(gradtap.AttachError, match="no hook"):
+            gradtap.attach(training.pair, tmp_path / "a.gradtap")
+    assert not list((tmp_path / "a.gradtap" / "sessions").iterdir())
+    assert read_lock(tmp_path / "a.gradtap") is None
+    assert not [t for t in threading.enumerate() if t.name.startswith("gradtap")]
+    assert len(os.listdir("/proc/self/fd")) == open_files
+    with gradtap.attach(training.pair, tmp_path / "a.gradtap"):
+        training.steps(1)
+    assert len(os.listdir("/proc/self/fd")) == open_files
+
+
+def test_a_parameter_group_added_later_does_not_end_recording(tmp_path: Path) -> None:
+    """The parameters that were there go on being recorded; the new ones are not, which is said."""
+    training = Training()
+    extra = torch.nn.Parameter(torch.ones(3))
+    with gradtap.attach(training.pair, tmp_path / "a.gradtap"):
+        training.steps(2)
+        training.optimizer.add_param_group({"params": [extra], "lr": 0.5})
+        training.steps(3)
+    run = gradtap.open(tmp_path / "a.gradtap")
+    assert list(run.steps) == [1, 2, 3, 4, 5]
+    assert run.ledger["learning_rate"].shape == (5, 1)
 
 
 @pytest.mark.parametrize(
