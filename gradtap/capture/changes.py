@@ -37,11 +37,10 @@ class ChangeWatch:
         """
         added = self._count() - self._held
         if added > 0:
-            self._say("groups", f"{added} parameters were added to the optimizer after attach and are", step)
+            self._say("parameters added to the optimizer after attach", str(added), step)
         thawed = [entry.name for entry in self._frozen if entry.param.requires_grad]
         if thawed:
-            words = f"{len(thawed)} parameters that were frozen at attach ask for a gradient now ({_first(thawed)}) and are"
-            self._say("thawed", words, step)
+            self._say("parameters frozen at attach and trainable now", f"{len(thawed)}: {_first(thawed)}", step)
         for entry, dtype in self._stored:
             if entry.param.dtype != dtype:
                 raise UnsupportedError(
@@ -52,10 +51,10 @@ class ChangeWatch:
     def _count(self) -> int:
         return sum(len(group["params"]) for group in self._groups())
 
-    def _say(self, kind: str, words: str, step: int) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
-            logger.warning("gradtap: %s not recorded, seen first at step %d: %s", words, step, _CURE)
+    def _say(self, what: str, which: str, step: int) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            logger.warning("gradtap: not recorded: %s (%s; seen first at step %d); %s", what, which, step, _CURE)
 
 
 def learning_rates(groups: Sequence[dict[str, Any]], count: int) -> tuple[float, ...]:

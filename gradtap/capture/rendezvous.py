@@ -27,8 +27,8 @@ class Rendezvous:
     """One meeting of all ranks; every rank makes its meetings in the same order.
 
     Rank 0: `announce`, `wait_ready`, `conclude`. Others: `receive`, `ready`, `verdict`. All do nothing (and `receive`
-    must not be called) in a world of one, or without a process group. `timeout` in seconds holds for each call; `verdict`
-    waits half as long again (at most 10 s more), so that rank 0's reason arrives first.
+    must not be called) in a world of one, or without a process group. `timeout` in seconds holds for each call;
+    `verdict` waits half as long again (at most 10 s more), so that rank 0's reason arrives first.
     """
 
     def __init__(self, rank: int, world: int, timeout: float) -> None:

@@ -199,6 +199,5 @@ def _on_gpu(sources: Sequence[tuple[int, int, Any]]) -> bool:
     return any(values is not None and values.device.type == "cuda" for _, _, values in sources)
 
 
-
 def _default_budget(step_bytes: int) -> int:
     return min(max(2 * step_bytes, _LEAST_BUDGET), available_bytes() // _SHARE // local_ranks())

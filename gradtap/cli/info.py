@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gradtap.cli.arguments import Store
-from gradtap.cli.output import Answer, Csv, Json, Jsonl, emit, facts_grid, form_of, size
+from gradtap.cli.output import Answer, Csv, Json, Jsonl, emit, facts_grid, form_of, opened, size
+from gradtap.version import FORMAT
 
 if TYPE_CHECKING:
     from gradtap.read import Run, SessionView
-
-FORMAT = 1
-"""The store format that this package writes and reads."""
 
 GAPS_SHOWN = 5
 """Gaps that fit on a line; JSON has them all."""
@@ -22,17 +20,15 @@ GAPS_SHOWN = 5
 def info(store: Store, *, as_json: Json = False, as_jsonl: Jsonl = False, as_csv: Csv = False) -> None:
     """Say what a run holds: state, engine, steps, parameters, bytes."""
     form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=as_csv)
-    from gradtap.read import open
-
-    run = open(store)
-    facts = run_facts(run)
+    facts = run_facts(opened(store))
     emit(Answer(verb="info", facts=facts, pictures=[_picture(facts)]), form)
 
 
 def run_facts(run: Run) -> dict[str, Any]:
     """Facts of a run, ready for JSON. Raw bytes are those of the engine's dtype; `ratio` is raw / stored, or None."""
     about = run.info()
-    newest = about.sessions[-1] if about.sessions else None
+    sound = [session for session in about.sessions if session.state != "damaged"]
+    newest = sound[-1] if sound else None
     return {
         "path": str(about.path),
         "name": about.name,
@@ -44,6 +40,7 @@ def run_facts(run: Run) -> dict[str, Any]:
         "engine": newest.engine if newest else None,
         "world": newest.world if newest else None,
         "sessions": [_session_facts(session) for session in about.sessions],
+        "damaged": {session.name: session.error for session in about.sessions if session.state == "damaged"},
         "steps": _step_facts(run),
         "parameters": _parameter_facts(run),
         "raw_bytes": about.captured_bytes,
@@ -55,14 +52,16 @@ def run_facts(run: Run) -> dict[str, Any]:
 
 def _session_facts(session: SessionView) -> dict[str, Any]:
     names = ("name", "state", "engine", "world", "captures", "incomplete", "first_step", "codec", "created", "closed")
-    return {name: getattr(session, name) for name in names}
+    facts = {name: getattr(session, name) for name in names}
+    return facts if session.state != "damaged" else {"name": session.name, "state": "damaged", "error": session.error}
 
 
 def _step_facts(run: Run) -> dict[str, Any]:
     """`gaps` are steps before the last complete one that the schedule wanted and that are not complete."""
     ledger, steps = run.ledger, run.steps
     complete = set(steps)
-    due = [step for step, capture in zip(ledger.steps, ledger["capture"].tolist(), strict=True) if capture >= 0]
+    captures = ledger["capture"].tolist() if "capture" in ledger else []
+    due = [step for step, capture in zip(ledger.steps, captures, strict=bool(captures)) if capture >= 0]
     return {
         "first": steps[0] if steps else None,
         "last": steps[-1] if steps else None,
@@ -89,8 +88,10 @@ def _picture(facts: dict[str, Any]) -> Any:
     steps, params = facts["steps"], facts["parameters"]
     span = f"{steps['first']} to {steps['last']}, {steps['count']} complete" if steps["count"] else "none complete yet"
     ratio = f", ratio {facts['ratio']:.2f}" if facts["ratio"] else ""
+    lost = {f"DAMAGED session {name}": f"{why}; its steps are not listed" for name, why in facts["damaged"].items()}
     return facts_grid(
-        {
+        lost
+        | {
             "run": f"{facts['name']}  ({facts['path']})",
             "id": facts["run"],
             "state": f"{facts['state']}, {len(facts['sessions'])} session(s)",

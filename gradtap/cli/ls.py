@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import fnmatch
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gradtap.cli.arguments import Store
-from gradtap.cli.output import Answer, Csv, Json, Jsonl, emit, form_of, number, shape_text, table
+from gradtap.cli.output import Answer, Csv, Json, Jsonl, emit, form_of, number, opened, shape_text, table
 from gradtap.errors import IncompleteError, ParamNotFoundError, nearest
+from gradtap.matching import matches
 
 if TYPE_CHECKING:
     from gradtap.read import Run
@@ -29,22 +29,21 @@ def ls(
 ) -> None:
     """List parameters: name, shape, dtype, arrays, chunk, last norm, status."""
     form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=as_csv)
-    from gradtap.read import open
-
-    run = open(store)
-    at, rows = parameter_rows(run, pattern, step)
+    at, rows = parameter_rows(opened(store), pattern, step)
     title = f"norms of step {at}" if at is not None else "no complete step yet"
     facts = {"store": store, "step": at}
     emit(Answer(verb="ls", facts=facts, rows=rows, rows_name="parameters", pictures=[_picture(rows, title)]), form)
 
 
 def matching(run: Run, pattern: str) -> list[ParamSpec]:
-    """Parameters whose name holds the pattern, or matches it whole where it has wildcards; model order.
+    """Parameters of which a name or alias holds the pattern, or matches it whole where it has wildcards; model order.
 
-    Raises `ParamNotFoundError` when there is none, with near names.
+    A leading `!` turns it round. Raises `ParamNotFoundError` when there is none, with near names.
     """
-    wild = any(sign in pattern for sign in "*?[")
-    found = [p for p in run.params if (fnmatch.fnmatchcase(p.name, pattern) if wild else pattern in p.name)]
+    sign = "!" if pattern.startswith("!") else ""
+    part = pattern.removeprefix("!")
+    glob = pattern if any(wild in part for wild in "*?[") else f"{sign}*{part}*"
+    found = [p for p in run.params if matches(glob, p)]
     if not found:
         near = nearest(pattern, [p.name for p in run.params])
         raise ParamNotFoundError(f"no parameter of {run.path} matches {pattern!r}{near or '; `gradtap ls` lists all'}")
@@ -81,11 +80,10 @@ def parameter_rows(run: Run, pattern: str, step: int | None) -> tuple[int | None
 
 def _arrays(run: Run) -> dict[str, list[ArrayPlan]]:
     """The Zarr arrays of each stored parameter in the newest session."""
-    from gradtap.store.paths import SessionPaths
-    from gradtap.store.session import read_head
-
-    plan = read_head(SessionPaths(run.path, run.sessions[-1].name)).plan
     found: dict[str, list[ArrayPlan]] = {}
+    plan = run.plan
+    if plan is None:
+        return found
     for array in plan.arrays:
         found.setdefault(plan.params[array.param].name, []).append(array)
     return found

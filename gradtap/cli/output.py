@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from gradtap.errors import UsageError
+from gradtap.errors import DamagedError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+    from gradtap.read import Run
 
 Form = Literal["table", "json", "jsonl", "csv"]
 
@@ -47,6 +49,28 @@ class Answer:
     rows: Sequence[Mapping[str, Any]] = ()
     rows_name: str = ""
     pictures: Sequence[RenderableType] = ()
+
+
+def opened(store: str) -> Run:
+    """The run at a path. Sessions of it that do not read are named on stderr: their steps are missing in any answer.
+
+    Raises as `gradtap.open`.
+    """
+    from gradtap.read import open
+
+    run = open(store)
+    for name, why in run.damaged.items():
+        sys.stderr.write(f"gradtap: DAMAGED: session {name} does not read and its steps are not listed: {why}\n")
+    return run
+
+
+def tags_of(run: Run, step: int) -> dict[str, Any] | None:
+    """What the training logged with a step; None, and a word on stderr, where that does not read."""
+    try:
+        return run.tags_of(step)
+    except DamagedError as error:
+        sys.stderr.write(f"gradtap: tags of step {step}: {error}\n")
+        return None
 
 
 def form_of(*, as_json: bool, as_jsonl: bool, as_csv: bool) -> Form:

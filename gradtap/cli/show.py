@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradtap.cli.arguments import Store
-from gradtap.cli.output import Answer, Csv, Json, Jsonl, emit, facts_grid, form_of, number, shape_text
+from gradtap.cli.output import (
+    Answer,
+    Csv,
+    Json,
+    Jsonl,
+    emit,
+    facts_grid,
+    form_of,
+    number,
+    opened,
+    shape_text,
+    tags_of,
+    to_json,
+)
 from gradtap.errors import StepNotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -29,11 +42,9 @@ def show(
 ) -> None:
     """Show one gradient: what it is, a summary, its first values and a histogram."""
     form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=as_csv)
-    from gradtap.read import open
-
-    run = open(store)
+    run = opened(store)
     grad = run.grad(param, step_of(run, step), slice=slice or None)
-    emit(_answer(grad, slice, head), form)
+    emit(_answer(grad, slice, head, tags_of(run, grad.step)), form)
 
 
 def step_of(run: Run, text: str) -> int:
@@ -52,7 +63,7 @@ def step_of(run: Run, text: str) -> int:
     return int(steps[0 if text == "first" else -1])
 
 
-def _answer(grad: GradSlice, slice: str, head: int) -> Answer:
+def _answer(grad: GradSlice, slice: str, head: int, tags: dict[str, Any] | None) -> Answer:
     import numpy as np
 
     from gradtap.encode.summary import summarize
@@ -71,6 +82,7 @@ def _answer(grad: GradSlice, slice: str, head: int) -> Answer:
         "complete": grad.complete,
         "flags": list(grad.flags),
         "factor": grad.factor[0],
+        "tags": tags,
         "summary": _statistics(summary),
         "values": flat[:head].tolist(),
         "values_shown": min(head, flat.size),
@@ -114,6 +126,8 @@ def _pictures(facts: dict[str, Any], summary: PieceSummary) -> list[Any]:
     }
     if facts["factor"] != 1:
         header["factor"] = f"{facts['factor']} (stored value x factor = the gradient as defined; not applied here)"
+    if facts["tags"]:
+        header["tags"] = ", ".join(f"{name}={to_json(value)}" for name, value in facts["tags"].items())
     statistics = {
         name: number(value) if isinstance(value, float) else str(value) for name, value in facts["summary"].items()
     }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradtap.cli.arguments import Store
-from gradtap.cli.output import Answer, Csv, Json, Jsonl, emit, form_of, moment, number, size, table
+from gradtap.cli.output import Answer, Csv, Json, Jsonl, emit, form_of, moment, number, opened, size, table, tags_of
 from gradtap.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 COLUMNS = ("session", "record", "time", "raw_bytes", "stored_bytes", "state", "norm", "flags")
-"""Columns of the ledger that the listing shows."""
+"""Columns of the ledger that the listing shows; one that the run does not have is empty."""
 
 
 def steps(
@@ -33,9 +33,7 @@ def steps(
     """List the steps of a run: attempt, completeness, time, bytes, state, norm, flags."""
     form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=as_csv)
     wanted = parse_range(within)
-    from gradtap.read import open
-
-    rows = step_rows(open(store), wanted)
+    rows = step_rows(opened(store), wanted, tags=form in ("json", "jsonl"))
     emit(Answer(verb="steps", facts={"store": store}, rows=rows, rows_name="steps", pictures=[_picture(rows)]), form)
 
 
@@ -59,20 +57,25 @@ def parse_range(text: str) -> Callable[[int], bool]:
     return lambda step: first <= step < stop and (step - first) % stride == 0
 
 
-def step_rows(run: Run, wanted: Callable[[int], bool]) -> list[dict[str, Any]]:
-    """One row for each step with a ledger row, ascending. `time` is in seconds since 1970-01-01 UTC."""
+def step_rows(run: Run, wanted: Callable[[int], bool], *, tags: bool) -> list[dict[str, Any]]:
+    """One row for each step with a ledger row, ascending. `time` is in seconds since 1970-01-01 UTC.
+
+    With `tags` what the training logged with the step, None where that does not read.
+    """
     from gradtap.flags import names_of
 
     ledger, complete = run.ledger, set(run.steps)
     # Whole columns, once: a row at a time would read every column for every step.
-    columns = {name: ledger[name].tolist() for name in COLUMNS}
+    absent = [None] * len(ledger.steps)
+    columns = {name: ledger[name].tolist() if name in ledger else absent for name in COLUMNS}
     return [
         {
             "step": step,
             "attempt": run.attempts(step)[-1] if step in complete else None,
             "complete": step in complete,
             **{name: column[at] for name, column in columns.items()},
-            "flags": list(names_of(columns["flags"][at])),
+            "flags": list(names_of(columns["flags"][at] or 0)),
+            **({"tags": tags_of(run, step)} if tags else {}),
         }
         for at, step in enumerate(ledger.steps)
         if wanted(step)
@@ -98,8 +101,8 @@ def _picture(rows: list[dict[str, Any]]) -> Any:
                 "-" if row["attempt"] is None else str(row["attempt"]),
                 "yes" if row["complete"] else f"no ({row['record']})",
                 moment(row["time"]),
-                size(row["stored_bytes"]),
-                row["state"],
+                size(row["stored_bytes"] or 0),
+                row["state"] or "-",
                 number(row["norm"]),
                 " ".join(row["flags"]),
             )

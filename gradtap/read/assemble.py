@@ -15,16 +15,17 @@ from numpy.typing import NDArray
 from gradtap.errors import DamagedError, IncompleteError
 from gradtap.read.captures import CaptureIndex
 from gradtap.read.chunks import ChunkReader, FileCache
-from gradtap.read.session_ledger import SessionLedger
 from gradtap.read.session import Session
+from gradtap.read.session_ledger import SessionLedger
 from gradtap.read.summaries import SummaryReader
+from gradtap.read.tags import TagReader
 from gradtap.selection import Selection
 from gradtap.store.journal import JournalRecord
 from gradtap.types import ChunkPlan
 
 
 class SessionReader:
-    """All that reads one session: its captures, chunks, summaries and ledger."""
+    """All that reads one session: its captures, chunks, summaries, ledger and tags."""
 
     def __init__(self, session: Session, files: FileCache) -> None:
         self.session = session
@@ -32,6 +33,7 @@ class SessionReader:
         self.chunks = ChunkReader(session, files)
         self.summaries = SummaryReader(session)
         self.ledger = SessionLedger(session, self.summaries)
+        self.tags = TagReader(session.paths)
 
     def touched(self, param: int, where: Selection) -> list[ChunkPlan]:
         """The chunks of a parameter that hold a selected element, in the order of their elements."""

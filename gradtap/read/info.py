@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gradtap.errors import StoreError
 from gradtap.read.assemble import SessionReader
 from gradtap.read.session import SessionView
 from gradtap.store.files import naming
@@ -46,7 +47,7 @@ class RunInfo:
 
     @property
     def state(self) -> str:
-        """State of the newest session: live, closed or unclosed; "empty" where there is none."""
+        """State of the newest session: live, closed, unclosed or damaged; "empty" where there is none."""
         return self.sessions[-1].state if self.sessions else "empty"
 
     @property
@@ -55,9 +56,19 @@ class RunInfo:
         return self.captured_bytes / self.stored_bytes if self.stored_bytes else float("nan")
 
 
-def describe(path: Path, file: RunFile, readers: Sequence[SessionReader], steps: Sequence[int]) -> RunInfo:
-    """The facts of a run that is open. Raises `StoreError` where its folders cannot be listed."""
+def describe(
+    path: Path,
+    file: RunFile,
+    readers: Sequence[SessionReader],
+    steps: Sequence[int],
+    damaged: Mapping[str, StoreError],
+) -> RunInfo:
+    """The facts of a run that is open; `damaged` has the sessions that do not read, and why.
+
+    Raises `StoreError` where its folders cannot be listed.
+    """
     views = tuple(view(reader) for reader in readers)
+    everything = {seen.name: seen for seen in views} | {name: _lost(name, why) for name, why in damaged.items()}
     params = readers[-1].session.plan.params if readers else ()
     stored = other = captured = 0
     for reader, seen in zip(readers, views, strict=True):
@@ -71,7 +82,7 @@ def describe(path: Path, file: RunFile, readers: Sequence[SessionReader], steps:
         id=file.run,
         tags=file.tags,
         gradtap=file.gradtap,
-        sessions=views,
+        sessions=tuple(everything[name] for name in file.sessions if name in everything),
         steps=len(steps),
         first_step=steps[0] if steps else None,
         last_step=steps[-1] if steps else None,
@@ -95,7 +106,7 @@ def view(reader: SessionReader) -> SessionView:
         state=session.state,
         engine=str(session.head.engine.get("name", "")),
         world=session.plan.world,
-        groups=session.head.layout.groups,
+        groups=session.groups,
         settings=session.head.engine.get("settings", {}),
         codec=session.head.codec,
         summary=session.head.summary,
@@ -105,6 +116,26 @@ def view(reader: SessionReader) -> SessionView:
         incomplete=captures.begun - complete,
         first_step=session.first_step,
         versions=session.head.versions,
+    )
+
+
+def _lost(name: str, error: StoreError) -> SessionView:
+    return SessionView(
+        name=name,
+        state="damaged",
+        engine="",
+        world=0,
+        groups=0,
+        settings={},
+        codec="",
+        summary="",
+        created=float("nan"),
+        closed=None,
+        captures=0,
+        incomplete=0,
+        first_step=None,
+        versions={},
+        error=str(error),
     )
 
 

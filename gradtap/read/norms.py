@@ -44,13 +44,13 @@ def check_stat(stat: str) -> str:
 def matching(match: Select | None, params: Sequence[ParamSpec]) -> tuple[str, ...]:
     """Names of the stored parameters that `match` means, in their own order; None means all of them.
 
-    `match` is a name, a glob such as `layers.*.bias`, several globs (`!` excludes), or a function over (name, shape).
-    Raises `ParamNotFoundError` where it means none, `UsageError` for anything else.
+    `match` is a name or an alias, a glob such as `layers.*.bias`, several globs (`!` excludes), or a function over
+    (name, shape). Raises `ParamNotFoundError` where it means none, `UsageError` for anything else.
     """
     stored = [p for p in params if p.stored]
     # A name is taken as it stands first: one with brackets in it is a glob that does not match itself.
-    if isinstance(match, str) and any(p.name == match for p in stored):
-        return (match,)
+    if isinstance(match, str) and (own := [p.name for p in stored if match in (p.name, *p.aliases)]):
+        return tuple(own)
     try:
         chosen = select_params(match, stored)
     except ParamNotFoundError as error:
@@ -72,8 +72,8 @@ def read_norms(
     readers = {id(reader): reader for _, reader, _ in places}
     if readers and all(stat not in reader.summaries.stats for reader in readers.values()):
         raise IncompleteError(
-            f"no session of these steps stored {stat!r}: they were recorded with summary='none'; compute it from "
-            "run.grad(name, step), or record with summary='basic' or 'full'"
+            f"no session of these steps stored {stat!r}: they were recorded with summary='none' or by a gradtap that "
+            "did not store it; compute it from run.grad(name, step), or record with summary='basic' or 'full'"
         )
     for reader in readers.values():
         if stat in reader.summaries.stats:
@@ -91,7 +91,7 @@ def _take(
     at = np.array([i for i, (_, own, _) in enumerate(places) if own is reader], np.int64)
     captures = np.array([places[i][2] for i in at], np.int64)
     order = np.argsort(captures, kind="stable")
-    column = {name: i for i, name in enumerate(reader.summaries.names)}
+    column = {name: i for i, name in enumerate(reader.summaries.names_of(stat))}
     held = np.array([p for p, name in enumerate(params) if name in column], np.int64)
     columns = np.array([column[params[p]] for p in held], np.int64)
     values[np.ix_(held, at[order])] = reader.summaries.rows(stat, captures[order], columns).T

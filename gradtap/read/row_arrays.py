@@ -70,9 +70,9 @@ class RowArrays:
             except DamagedError:
                 # Perhaps a layout of a later version: `verify` notes it.
                 continue
-            if spec is not None and spec.axis == "row" and len(spec.row_shape) < 2:
-                if not spec.row_shape or spec.row_shape[0] <= WIDEST_COLUMN:
-                    found[name] = spec
+            plain = spec is not None and spec.axis == "row" and len(spec.row_shape) < 2
+            if spec is not None and plain and sum(spec.row_shape) <= WIDEST_COLUMN:
+                found[name] = spec
         return found
 
     def _read(self, path: str) -> RowSpec | None:

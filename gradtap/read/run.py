@@ -15,7 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from gradtap.errors import IncompleteError, ParamNotFoundError, StepNotFoundError, StoreError, UsageError, nearest
+from gradtap.errors import (
+    DamagedError,
+    FormatVersionError,
+    IncompleteError,
+    ParamNotFoundError,
+    StepNotFoundError,
+    StoreError,
+    UsageError,
+    nearest,
+)
 from gradtap.flags import names_of
 from gradtap.matching import Select
 from gradtap.read.assemble import SessionReader, blank
@@ -25,9 +34,10 @@ from gradtap.read.explain import explain_absent, in_flight
 from gradtap.read.info import RunInfo, describe
 from gradtap.read.ledger import Ledger
 from gradtap.read.norms import Norms, check_stat, read_norms
-from gradtap.read.session import Session, SessionView, file_signature
+from gradtap.read.session import Session, SessionView, Signature, file_signature
 from gradtap.read.steps import Steps, chosen_steps, one_step, span
 from gradtap.selection import Selection
+from gradtap.store.paths import SessionPaths
 from gradtap.store.runfile import RUN_NAME, RunFile, read_run
 from gradtap.types import GradSlice, ParamSpec, SessionPlan
 
@@ -37,6 +47,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 
     Reads metadata alone: the cost does not grow with the number of captures. Raises `NotARunError` for a folder that
     holds no run, `FormatVersionError` for a newer format, `DamagedError` and `StoreError` where metadata does not read.
+    A session that does not read is left out and named by `run.sessions` (state "damaged"), as long as another one does.
     """
     text = os.fspath(path)
     if "://" in text:
@@ -55,6 +66,7 @@ class Run:
         self._lock = threading.RLock()
         self._files = FileCache()
         self._readers: dict[str, SessionReader] = {}
+        self._damaged: dict[str, StoreError] = {}
         self._signature: object = None
         self._index = AttemptIndex()
         self._file: RunFile = self._read()
@@ -114,20 +126,37 @@ class Run:
         return self.info().sessions
 
     @property
+    def damaged(self) -> dict[str, str]:
+        """Sessions that do not read, by name, and why; their steps are not listed. `gradtap verify` says more."""
+        self._sessions()
+        return {name: str(error) for name, error in self._damaged.items()}
+
+    @property
     def ledger(self) -> Ledger:
         """The scale ledger as of now: one row for each step, captured or not."""
-        index, readers = self._attempts(), self._sessions()
-        order = {id(reader): at for at, reader in enumerate(readers)}
-
-        def prefer(step: int) -> int | None:
-            places = index.places(step)
-            return order[id(places[-1].reader)] if places else None
-
-        return Ledger([reader.ledger for reader in readers], prefer)
+        with self._lock:
+            index, readers = self._attempts(), self._sessions()
+        return Ledger([reader.ledger for reader in readers], index.newest())
 
     def info(self) -> RunInfo:
         """What is in the run: sessions, parameters, steps, sizes. Counts files, reads no gradient."""
-        return describe(self.path, self._file, self._sessions(), self.steps)
+        with self._lock:
+            steps, readers = self.steps, self._sessions()
+            return describe(self.path, self._file, readers, steps, self._damaged)
+
+    def tags_of(self, step: int) -> dict[str, Any]:
+        """What the training logged with a step: `{name: value}`, empty where it logged nothing.
+
+        Those of the session whose attempt is in force; of tags with one name the latest counts. Raises
+        `StepNotFoundError` for a step that no session made, `DamagedError` for tags that do not read.
+        """
+        number = one_step(step)
+        places = self._attempts().places(number)
+        if places:
+            return places[-1].reader.tags.of(number)
+        with self._lock:
+            ledger, readers = self.ledger, self._sessions()
+        return readers[ledger.session_of(number)].tags.of(number)
 
     def attempts(self, step: int) -> tuple[int, ...]:
         """Numbers of the complete captures of a step, from 1; the last one is in force.
@@ -267,7 +296,10 @@ class Run:
         session = readers[-1].session
         if name not in session.by_name:
             known = [p.name for p in session.plan.params]
-            raise ParamNotFoundError(f"no parameter {name!r} in this run{nearest(str(name), known)} See run.params")
+            near = nearest(str(name), known)
+            raise ParamNotFoundError(
+                f"no parameter {name!r} in this run{near + ' See' if near else '; see'} run.params"
+            )
         param = session.plan.params[session.by_name[name]]
         if param.status == "frozen":
             raise ParamNotFoundError(f"{name!r} has no gradients: it is frozen (requires_grad is off)")
@@ -282,14 +314,18 @@ class Run:
             readers = self._sessions()
             versions = tuple((r.session.name, r.captures.refresh()) for r in readers)
             if versions != self._index.versions:
-                self._index = AttemptIndex(versions, readers)
+                self._index = self._index.grown(versions, readers)
             return self._index
 
     def _sessions(self) -> list[SessionReader]:
         with self._lock:
-            if file_signature(self.path / RUN_NAME) != self._signature:
+            if (file_signature(self.path / RUN_NAME), self._damaged_signatures()) != self._signature:
                 self._file = self._read()
-            return [self._readers[name] for name in self._file.sessions]
+            return [self._readers[name] for name in self._file.sessions if name in self._readers]
+
+    def _damaged_signatures(self) -> list[Signature | None]:
+        # A damaged session may have been restored from a copy.
+        return [file_signature(SessionPaths(self.path, name).session_json) for name in self._damaged]
 
     def _read(self) -> RunFile:
         signature = file_signature(self.path / RUN_NAME)
@@ -297,9 +333,25 @@ class Run:
             file = read_run(self.path)
         except RecursionError as error:
             raise StoreError(f"{self.path / RUN_NAME} does not read ({error}); run `gradtap verify`") from error
-        self._readers = {
-            name: self._readers.get(name) or SessionReader(Session(self.path, name), self._files)
-            for name in file.sessions
-        }
-        self._signature = signature
+        readers: dict[str, SessionReader] = {}
+        damaged: dict[str, StoreError] = {}
+        for name in file.sessions:
+            try:
+                readers[name] = self._readers.get(name) or SessionReader(Session(self.path, name), self._files)
+            except FormatVersionError:
+                # A newer gradtap went on with this run: without that session older attempts would pass for current.
+                raise
+            except StoreError as error:
+                damaged[name] = error
+        if damaged and not readers:
+            raise _all_damaged(self.path, damaged)
+        self._readers, self._damaged = readers, damaged
+        self._signature = signature, self._damaged_signatures()
         return file
+
+
+def _all_damaged(path: Path, damaged: dict[str, StoreError]) -> StoreError:
+    first = next(iter(damaged.values()))
+    if len(damaged) == 1:
+        return first
+    return DamagedError(f"none of the sessions {', '.join(damaged)} of {path} reads; the first: {first}")

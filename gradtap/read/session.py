@@ -134,8 +134,8 @@ class Session:
         if holder is None or holder.nonce != self.nonce:
             return False
         stale = self.head.settings.get("lock_stale")
-        known = isinstance(stale, int | float) and stale > 0
-        return is_alive(holder, float(stale) if known else Settings().lock_stale, may_write=False)
+        seconds = float(stale) if isinstance(stale, int | float) else Settings().lock_stale
+        return is_alive(holder, seconds, may_write=False)
 
     @property
     def groups(self) -> int:

@@ -13,6 +13,7 @@ from gradtap.errors import DamagedError, FormatVersionError, GradtapError
 from gradtap.read.chunks import FileCache
 from gradtap.read.report import Damage, Findings, Progress, VerifyReport
 from gradtap.read.session import Session
+from gradtap.read.verify_files import check_run_folder
 from gradtap.read.verify_session import check_session
 from gradtap.store.lock import LOCK_NAME, is_alive, read_lock
 from gradtap.store.paths import session_folders
@@ -27,9 +28,10 @@ HARMLESS = "nothing to do"
 def verify(path: str | os.PathLike[str], deep: bool = False, progress: Progress | None = None) -> VerifyReport:
     """Check a run, live ones too, and say for each damage the file, the parameter, the step and the cure.
 
-    Without `deep`: metadata against the plan, every record of every journal, and of every committed chunk that its
-    entry exists, lies in the file, and ends with the checksum that the journal has. `deep` also computes the checksum
-    of every chunk and decodes it. `progress(done, total)` counts journal records.
+    A run that a job is writing meanwhile is looked at as of the beginning. Without `deep`: metadata against the plan,
+    every record of every journal, and of every committed chunk that its entry exists, lies in the file, and ends with
+    the checksum that the journal has. `deep` also computes the checksum of every chunk and decodes it.
+    `progress(done, total)` counts journal records.
 
     Raises `NotARunError` for a folder that holds no run, `FormatVersionError` for a newer format, `StoreError` for
     what cannot be read at all.
@@ -38,10 +40,13 @@ def verify(path: str | os.PathLike[str], deep: bool = False, progress: Progress 
     found = Findings(run, deep=deep, progress=progress)
     files = FileCache()
     try:
-        for session in _sessions(run, found):
+        sessions = _sessions(run, found)
+        states = [session.state for session in sessions]
+        for session, state in zip(sessions, states, strict=True):
             found.checked["sessions"] += 1
-            check_session(session, files, found)
+            check_session(session, files, found, state=state)
         _check_lock(run, found)
+        check_run_folder(run, found, live="live" in states)
     finally:
         files.close()
     return found.report()

@@ -22,7 +22,7 @@ SEAL = "the chunks themselves were compared one by one; restore the file from a 
 
 
 def check_chunks(reader: SessionReader, journals: Journals, found: Findings) -> None:
-    """Every chunk of every committed record."""
+    """Every chunk of every committed record, and the seals of a session that was closed when the check began."""
     lost: set[Path] = set()
     plan = reader.session.plan
     for rank in range(plan.world):
@@ -34,7 +34,7 @@ def check_chunks(reader: SessionReader, journals: Journals, found: Findings) -> 
             if record is not None and record.state == "committed":
                 for chunk in rank_chunks(plan, rank):
                     _check_chunk(reader, chunk, record, found, lost)
-    if reader.session.closed is not None:
+    if journals.closed:
         _check_seals(reader, journals, found, lost)
 
 

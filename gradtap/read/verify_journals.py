@@ -18,6 +18,9 @@ from gradtap.read.session import SessionState
 from gradtap.store.journal import JournalReader, JournalRecord
 from gradtap.store.session import plan_checksum
 
+MOST_ROWS = 2**24
+"""Ledger rows looked at on the word of a closed mark alone."""
+
 LOST = "its captures cannot be checked, so they are not served; restore it from a copy of the run"
 
 
@@ -26,12 +29,13 @@ class Journals:
 
     After `check`: `extent` is the highest capture of any rank + 1, `steps[k]` the step of capture k where every rank
     committed it, else -1, `unreadable` the captures of which some record is damaged, `rows` the ledger rows, `whole`
-    whether every rank's journal reads.
+    whether every rank's journal reads, `closed` whether the session was when the check began.
     """
 
     def __init__(self, reader: SessionReader, found: Findings, *, state: SessionState) -> None:
         self.reader, self.found, self.state = reader, found, state
         self.session = reader.session
+        self.closed = state == "closed"
         self.extent = self.rows = 0
         self.whole = True
         self.steps: NDArray[np.int64] = np.empty(0, np.int64)
@@ -45,24 +49,27 @@ class Journals:
             self._check_header(rank)
         self.whole = len(self._open) == self.session.plan.world
         self.extent = max((self._reach(rank) for rank in self._open), default=0)
-        self.rows = len(self.reader.ledger.steps()) if self._readable_ledger() else 0
+        self.rows = max(self._ledger_rows(), *(self._marked_rows(journal) for journal in self._open.values()), 0)
         self.found.expect(self.extent * len(self._open))
         self._check_records()
         self._say_state()
         for journal in self._open.values():
             journal.close()
 
-    def _readable_ledger(self) -> bool:
+    def _ledger_rows(self) -> int:
         try:
-            self.reader.ledger.steps()
+            return len(self.reader.ledger.steps())
         except GradtapError:
-            return False
-        return True
+            return 0
+
+    def _marked_rows(self, journal: JournalReader) -> int:
+        mark = journal.closed
+        return 0 if mark is None else min(mark.rows, MOST_ROWS)
 
     def _check_header(self, rank: int) -> None:
         path = self.session.paths.journal(rank)
         if not path.exists():
-            if self.session.closed is not None or self.reader.captures.steps.size:
+            if self.closed or self.reader.captures.steps.size:
                 self.found.damage(path, f"the journal of rank {rank} is missing", LOST)
             elif self.state != "live":
                 what = f"rank {rank} wrote no journal: it never began, or its file is lost"
@@ -82,7 +89,7 @@ class Journals:
         if (header.rank, header.nonce, header.chunks, header.plan_crc) != wanted:
             self.found.damage(path, f"it is the journal of another rank, session or plan than {rank} of this one", LOST)
             self._open.pop(rank).close()
-        elif self.session.closed is not None and closed is None:
+        elif self.closed and closed is None:
             self.found.damage(path, "the session is closed, this journal is not", LOST)
 
     def _reach(self, rank: int) -> int:

@@ -41,9 +41,9 @@ def merge_stats(pieces: Mapping[str, Array], owner: Array, count: Array, params:
     """Statistics of whole parameters from those of their pieces.
 
     `pieces[stat]` has shape (R, Q), `hist` (R, Q, B); `owner` (Q,) is the parameter of each piece, `count` (Q,)
-    its elements. Returns (R, P) and (R, P, B), of the statistics given; `std` needs `mean` beside it. A parameter of which one piece was not taken (NaN, or -1 in a
-    count) is not taken as a whole. `std` is the population's, pieces joined by the formula of Chan, Golub and
-    LeVeque (1983): the sum of squares about the joint mean.
+    its elements. Returns (R, P) and (R, P, B), of the statistics given; `std` needs `mean` beside it. A parameter of
+    which one piece was not taken (NaN, or -1 in a count) is not taken as a whole. `std` is the population's, pieces
+    joined by the formula of Chan, Golub and LeVeque (1983): the sum of squares about the joint mean.
     """
     merged = {stat: _merge_counts(values, owner, params) for stat, values in pieces.items() if stat in COUNT_STATS}
     for stat, ufunc in (("l2", np.hypot), ("l1", np.add), ("absmax", np.maximum)):

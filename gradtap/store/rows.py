@@ -235,8 +235,9 @@ def _load(root: Path, spec: RowSpec, number: int) -> NDArray[Any]:
 def read_rows(zarr_root: Path, spec: RowSpec, start: int, stop: int, *, retry: bool = True) -> NDArray[Any]:
     """Rows `start` to `stop`, `[stop - start, *row_shape]` of the spec's dtype; the fill where none is stored.
 
-    `retry`: what does not read is tried once more, as somebody may be writing; of use in an open session only. Raises `DamagedError` naming the file for bytes that are not what was written, `StoreError` for a file that
-    cannot be read.
+    `retry`: what does not read is tried once more, as somebody may be writing; of use in an open session only.
+    Raises `DamagedError` naming the file for bytes that are not what was written, `StoreError` for a file that cannot
+    be read.
     """
     out = spec.blank(max(stop - start, 0))
     read = _read_shard if spec.mode == "append" else _read_chunk

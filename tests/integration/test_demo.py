@@ -18,6 +18,7 @@ import gradtap
 from gradtap.demo.check import check
 from gradtap.demo.model import ByteTransformer
 from gradtap.demo.options import Options
+from gradtap.demo.processes import CAPACITY
 
 STEPS = 5
 
@@ -39,8 +40,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return _demo(tmp_path_factory.mktemp("demo") / "runs" / "demo run.gradtap")
 
 
-def _demo(store: Path, *more: str) -> Finished:
-    command = [sys.executable, "-m", "gradtap", "demo", "--store", str(store), "--steps", str(STEPS), "--json", *more]
+def _demo(store: Path, *more: str, steps: int = STEPS) -> Finished:
+    command = [sys.executable, "-m", "gradtap", "demo", "--store", str(store), "--steps", str(steps), "--json", *more]
     seen: set[int] = set()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         while True:
@@ -126,3 +127,23 @@ def test_a_second_demo_into_the_same_store_is_a_new_session(finished: Finished) 
     assert gradtap.open(finished.store).grad("norm.weight", 3).attempts == (2,)
     kept: Any = zarr.open_group(first, mode="r")["norm.weight"]
     assert kept.shape == (STEPS, 256)
+
+
+def test_a_demo_longer_than_one_shard_window(tmp_path: Path) -> None:
+    """70 steps, more than axis 0 and a shard file hold at first: it grows, is trimmed at close, and the check holds."""
+    steps, store = CAPACITY + 6, tmp_path / "long.gradtap"
+    done = _demo(store, "--engine", "torch", "--processes", "1", steps=steps)
+    assert done.code == 0, done.words
+    assert done.report["warnings"] == []
+    assert done.report["steps"] == {"asked": steps, "captured": steps, "first": 1, "last": steps}
+    checked = done.report["check"]["steps"]
+    assert [step["step"] for step in checked] == [1, (steps + 1) // 2, steps] and all(step["held"] for step in checked)
+    folder = store / "sessions" / "0000" / "gradients.zarr"
+    array: Any = zarr.open_group(folder, mode="r")["norm.weight"]
+    assert array.shape == (steps, 256) and array.shards == (CAPACITY, 256)
+    assert sorted(path.name for path in (folder / "norm.weight").iterdir() if path.name != "zarr.json") == [
+        "c.0.0",
+        "c.1.0",
+    ]
+    stacked = np.asarray(gradtap.open(store).grad("norm.weight", steps=range(1, steps + 1)))
+    assert np.array_equal(stacked, array[:]) and stacked.any(axis=1).all()

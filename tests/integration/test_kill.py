@@ -73,9 +73,7 @@ def test_training_that_is_killed_goes_on(tmp_path: Path) -> None:
     for session, (victims, last) in enumerate((([1], 6), ([0, 1], 10**6))):
         folder = tmp_path / f"job{session}"
         more = {"until": 10**6, "last_checkpoint": last}
-        job = launch.start(
-            "tests.support.kill_loop:run", processes=2, folder=folder, args=args | more, env=SMALL_ENV
-        )
+        job = launch.start("tests.support.kill_loop:run", processes=2, folder=folder, args=args | more, env=SMALL_ENV)
         try:
             wait_for_steps(store, session, 8 if session == 0 else 5, job)
             time.sleep(chance.uniform(0, 0.3))

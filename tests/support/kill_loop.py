@@ -17,7 +17,7 @@ CELL = {"stage": 2, "dtype": "float32", "offload": False, "accumulation": 2, "cl
 
 
 def run(args: dict[str, Any], folder: Path) -> int:
-    """Train to step `args["until"]`, or until killed; a checkpoint every 3 steps to `last_checkpoint`. The last step."""
+    """Train to step `args["until"]`, or until killed, with a checkpoint every 3 steps to `last_checkpoint`."""
     deepspeed = deepspeed_cpu.prepare()
     deepspeed_cpu.init_group(deepspeed)
     training = NativeZero(deepspeed, CELL)

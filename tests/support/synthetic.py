@@ -6,7 +6,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -166,18 +166,22 @@ class Job:
         dropped: Collection[int] = (),
         absent: Collection[int] = (),
         select: Collection[str] | None = None,
-        untouched: Collection[str] = (),
+        untouched: Collection[str] | Mapping[int, Collection[str]] = (),
         outcome: bool = True,
         **facts: Any,
     ) -> None:
-        """One update on all ranks. `absent` ranks never get there; `select` captures these parameters alone."""
+        """One update on all ranks. `absent` ranks never get there; `select` captures these parameters alone.
+
+        `untouched`: parameters that no backward reached, or by rank those that its own backward did not reach.
+        """
         wanted = None
         if select is not None:
             wanted = frozenset(i for i, p in enumerate(self.params) if p.name in select and p.stored)
         for rank, recorder in enumerate(self.recorders):
             if rank in absent:
                 continue
-            made = self._facts(step, untouched, facts)
+            mine = untouched.get(rank, ()) if isinstance(untouched, Mapping) else untouched
+            made = self._facts(step, mine, facts)
             recorder.begin(made, capture=True, wanted=wanted)
             for piece in rank_pieces(self.plan, rank):
                 if rank not in dropped and (wanted is None or piece.param in wanted):

@@ -27,7 +27,7 @@ def test_a_group_added_after_attach_is_said_once(caplog: pytest.LogCaptureFixtur
     optimizer.add_param_group({"params": late, "lr": 0.5})
     _train(model, optimizer, steps=3)
     said = _warnings(caplog)
-    assert len(said) == 1 and "2 parameters were added to the optimizer after attach and are not recorded" in said[0]
+    assert len(said) == 1 and "not recorded: parameters added to the optimizer after attach (2; " in said[0]
     assert "seen first at step 2" in said[0] and "attach again" in said[0]
     assert [facts.learning_rates for facts in log.facts] == [(1e-3,)] * 4
     assert all(set(grads) == set(log.grads[0]) for grads in log.grads)
@@ -41,7 +41,7 @@ def test_a_parameter_that_is_unfrozen_after_attach_is_said_once(caplog: pytest.L
     model.frozen.requires_grad_(True)
     _train(model, optimizer, steps=2)
     said = _warnings(caplog)
-    assert len(said) == 1 and "2 parameters that were frozen at attach" in said[0] and "frozen.weight" in said[0]
+    assert len(said) == 1 and "parameters frozen at attach and trainable now (2: frozen.weight, " in said[0]
     assert log.calls == ["before", "after"] * 3 and "frozen.weight" not in log.grads[2]
 
 

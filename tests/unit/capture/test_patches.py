@@ -43,7 +43,7 @@ def test_an_attribute_that_was_there_is_put_back() -> None:
 
 
 def test_a_patch_over_ours_stays_and_ours_becomes_inert(caplog: pytest.LogCaptureFixture) -> None:
-    """When another patch holds ours, `remove` warns of it, leaves the other in place, and ours does nothing any more."""
+    """When another patch holds ours, `remove` warns of it, leaves the other in place, and ours does nothing."""
     engine = Engine()
     patches = PatchSet()
     patches.wrap(engine, "step", _doubled)

@@ -64,6 +64,9 @@ class FakeLedger:
     def __getitem__(self, name: str) -> Any:
         return np.array(self._columns[name])
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns
+
 
 class FakeRun:
     """Three stored parameters, four complete steps."""
@@ -74,6 +77,7 @@ class FakeRun:
         self.params = PARAMS
         self.sessions = (session(),)
         self.ledger = FakeLedger()
+        self.damaged: dict[str, str] = {}
 
     def info(self) -> RunInfo:
         """Facts that fit the rest."""
@@ -87,6 +91,10 @@ class FakeRun:
     def attempts(self, step: int) -> tuple[int, ...]:
         """Step 2 was recorded twice."""
         return (1, 2) if step == 2 else (1,)
+
+    def tags_of(self, step: int) -> dict[str, Any]:
+        """Step 3 has a loss."""
+        return {"loss": 0.5} if step == 3 else {}
 
     def norms(self, match: Sequence[str], steps: Sequence[int]) -> Norms:
         """Norms 1, 2, 3 in model order."""

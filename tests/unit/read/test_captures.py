@@ -4,13 +4,18 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import gradtap
 from gradtap.read import captures, open_run, verify
+from gradtap.read.attempts import AttemptIndex
+from gradtap.read.session import Session
 from gradtap.store.journal import RECORDS_AT, JournalReader, encode_record
 from gradtap.store.row_specs import STEP_PATH, by_path, merged_specs
 from gradtap.store.rows import ReplaceRows
@@ -33,8 +38,8 @@ def test_steps_of_closed_and_unclosed(closed: Job, unclosed: Job) -> None:
 
 def test_a_live_run_grows(tmp_path: Path) -> None:
     """Steps appear in an open run as they are committed, before and after rank 0 has published them."""
-    for settings in (NEVER, SMALL):
-        job = Job(run=tmp_path / f"{settings.follow_interval}", settings=settings)
+    for pace in (NEVER, SMALL):
+        job = Job(run=tmp_path / f"{pace.follow_interval}", settings=pace)
         run = open_run(job.run)
         assert run.steps == ()
         assert run.sessions[0].state == "live"
@@ -56,9 +61,9 @@ def test_a_look_at_an_unchanged_run_is_cheap(unclosed: Job, monkeypatch: pytest.
     def refuse(*_: Any) -> Any:
         raise AssertionError("nothing changed, so nothing is to be read")
 
-    monkeypatch.setattr(JournalReader, "last", refuse)
-    monkeypatch.setattr(JournalReader, "record", refuse)
-    monkeypatch.setattr(captures, "read_rows", refuse)
+    for look in ("last", "record", "head"):
+        monkeypatch.setattr(JournalReader, look, refuse)
+    monkeypatch.setattr(Session, "read", refuse)
     assert run.steps is steps
     assert run.params is run.params
 
@@ -66,7 +71,8 @@ def test_a_look_at_an_unchanged_run_is_cheap(unclosed: Job, monkeypatch: pytest.
 def test_opening_looks_at_no_capture(unclosed: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening reads metadata alone: no journal record, no row."""
     monkeypatch.setattr(JournalReader, "record", None)
-    monkeypatch.setattr(captures, "read_rows", None)
+    monkeypatch.setattr(JournalReader, "head", None)
+    monkeypatch.setattr(Session, "read", None)
     assert len(open_run(unclosed.run).params) == len(MODEL)
 
 
@@ -89,6 +95,39 @@ def test_only_new_captures_are_looked_up(tmp_path: Path, monkeypatch: pytest.Mon
     assert run.steps[-1] == 9
     assert set(asked) == {8}
     job.kill()
+
+
+def test_unpublished_captures_are_listed_by_their_heads(unclosed: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole records, with the checksums of all chunks, are read for the last capture alone."""
+    asked: list[int] = []
+    record = JournalReader.record
+
+    def noted(self: JournalReader, capture: int) -> Any:
+        asked.append(capture)
+        return record(self, capture)
+
+    monkeypatch.setattr(JournalReader, "record", noted)
+    assert len(open_run(unclosed.run).steps) == 9
+    assert asked == [8] * 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(-1, 12), max_size=8), min_size=1, max_size=3), st.data())
+def test_an_index_that_grew_is_that_built_anew(sessions: list[list[int]], data: st.DataObject) -> None:
+    """However the newest session grew, the index equals the one built from all captures at once."""
+    readers: Any = [SimpleNamespace(captures=SimpleNamespace(steps=np.array(s, np.int64))) for s in sessions]
+    grown = AttemptIndex()
+    for turn, cut in enumerate(sorted(data.draw(st.lists(st.integers(0, len(sessions[-1])), max_size=4)))):
+        readers[-1].captures.steps = np.array(sessions[-1][:cut], np.int64)
+        grown = grown.grown(
+            tuple((str(i), 1 if i < len(sessions) - 1 else turn) for i in range(len(sessions))), readers
+        )
+    readers[-1].captures.steps = np.array(sessions[-1], np.int64)
+    versions = tuple((str(i), 1 if i < len(sessions) - 1 else 99) for i in range(len(sessions)))
+    grown, fresh = grown.grown(versions, readers), AttemptIndex(versions, readers)
+    assert grown.steps == fresh.steps
+    assert [grown.places(step) for step in range(13)] == [fresh.places(step) for step in range(13)]
+    assert [a.tolist() for a in grown.newest()] == [a.tolist() for a in fresh.newest()]
 
 
 def test_in_flight(tmp_path: Path) -> None:

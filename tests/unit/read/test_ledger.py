@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import gradtap
-from gradtap.read import open_run
+from gradtap.read import Ledger, open_run
 from gradtap.store.ledger_fields import LEDGER_FIELDS
 from tests.support.synthetic import MODEL, NEVER, Job
 
@@ -111,3 +113,54 @@ def test_a_run_without_steps(tmp_path: Path) -> None:
     assert ledger["factor"].shape == (0,)
     assert ledger["session"].shape == (0,)
     job.kill()
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_norm_under_a_selection(tmp_path: Path, published: bool) -> None:
+    """Parameters that the selection left out do not count; a NaN that was captured does."""
+    job = Job(run=tmp_path / "r", world=2, **({} if published else {"settings": NEVER}))
+    job.step(1, select=["mlp.bias", "norm.scale"])
+    job.step(2)
+    job.close() if published else job.kill()
+    norms = open_run(job.run).ledger["norm"]
+    for norm, names in zip(norms, (["mlp.bias", "norm.scale"], [p.name for p in MODEL if p.stored]), strict=True):
+        step = 1 if len(names) == 2 else 2
+        wanted = np.sqrt(sum(np.sum(np.square(job.expected(n, step), dtype=np.float64)) for n in names))
+        np.testing.assert_allclose(norm, wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_untouched_is_what_all_ranks_together_did_not_touch(tmp_path: Path, published: bool) -> None:
+    """A parameter that one rank's backward reached is touched; one that none reached is not: ledger and gradients."""
+    job = Job(run=tmp_path / "r", world=2, **({} if published else {"settings": NEVER}))
+    job.step(1, untouched={0: ["mlp.bias"], 1: ["mlp.weight"]})
+    job.step(2, untouched={0: ["mlp.bias"], 1: ["mlp.bias"]})
+    job.close() if published else job.kill()
+    run = open_run(job.run)
+    assert [run.ledger.row(step)["flags"] for step in (1, 2)] == [(), ("untouched",)]
+    assert [run.grad("mlp.bias", step).flags for step in (1, 2)] == [(), ("untouched",)]
+    assert run.grad("mlp.weight", 2).flags == ()
+
+
+def test_a_large_ledger_is_joined_quickly(closed: Job) -> None:
+    """Two sessions of a million rows are joined as arrays, each step with the row of the attempt in force."""
+
+    class Many:
+        """A session of a million rows."""
+
+        def __init__(self, first: int) -> None:
+            self.session = type("Plain", (), {"first_step": first, "name": str(first)})
+            self._known = np.arange(first, first + 10**6)
+
+        def steps(self) -> np.ndarray:
+            return self._known
+
+    ledgers: Any = [Many(1), Many(500_001)]
+    complete = np.arange(1, 600_001)
+    inforce = np.where((complete > 500_000) & (complete % 2 == 0), 1, 0)
+    begun = time.perf_counter()
+    ledger = Ledger(ledgers, (complete, inforce))
+    assert time.perf_counter() - begun < 2
+    assert len(ledger.steps) == 1_500_000
+    found = {step: (ledger.session_of(step), int(ledger._rows[step - 1])) for step in (1, 500_001, 500_002, 600_001)}
+    assert found == {1: (0, 0), 500_001: (0, 500_000), 500_002: (1, 1), 600_001: (1, 100_000)}

@@ -4,11 +4,13 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import gradtap
-from gradtap.read import verify
+from gradtap.encode.checksum import with_crc
+from gradtap.read import open_run, verify, verify_session
 from tests.support.synthetic import NEVER, Job
 from tests.support.wounds import WOUNDS, flip, put, spot
 
@@ -82,6 +84,70 @@ def test_a_live_run_is_sound(tmp_path: Path) -> None:
     assert report.sound, report.findings
     assert any("a job is writing" in note.what for note in report.notes)
     job.kill()
+
+
+@pytest.mark.parametrize("slow", ["_check_schedule", "check_chunks", "check_rows", "check_session_files"])
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_run_that_goes_on_meanwhile_is_sound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str, ends: bool
+) -> None:
+    """Captures that are published, and a session that is closed, while a slow check is at work are no damage."""
+    job = Job(run=tmp_path / "r").steps([1, 2])
+    job.wait_published(2)
+    original = getattr(verify_session, slow)
+
+    def meanwhile(*args: Any, **more: Any) -> Any:
+        job.steps(range(3, 12))
+        job.wait_published(11)
+        if ends:
+            job.close()
+        return original(*args, **more)
+
+    monkeypatch.setattr(verify_session, slow, meanwhile)
+    report = verify(job.run, deep=True)
+    assert report.sound, report.findings
+    if not ends:
+        job.kill()
+    monkeypatch.undo()
+    assert verify(job.run).sound
+
+
+def test_a_session_that_closes_before_its_lock_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that ends between the two looks of `state` leaves a closed session, not one that nobody closed."""
+    from gradtap.read import session as module
+
+    job = Job(run=tmp_path / "r").steps([1])
+    own = module.Session(job.run, "0000")
+
+    def late(path: Path) -> None:
+        job.close()
+
+    monkeypatch.setattr(module, "read_lock", late)
+    assert own.state == "closed"
+
+
+def test_a_merged_ledger_row_that_is_missing(copy: Path) -> None:
+    """A row that every rank has and the merged ledger lacks is damage with a cure; gradtap serves it all the same."""
+    file = copy / GROUP / "_ledger/step/c.0"
+    body = bytearray(file.read_bytes()[:-4])
+    body[16:24] = b"\xff" * 8
+    file.write_bytes(with_crc(bytes(body))[0])
+    (finding,) = verify(copy).findings
+    assert (finding.file, finding.step) == (str(GROUP / "_ledger/step/c.0"), 3)
+    assert "ledger row 2 is missing" in finding.what
+    assert "ranks' own rows" in finding.cure
+    assert open_run(copy).ledger.steps == tuple(range(1, 10))
+
+
+def test_a_ledger_row_that_a_rank_lacks(tmp_path: Path) -> None:
+    """A row that some rank never wrote is a note that names rank and step."""
+    job = Job(run=tmp_path / "r", world=2).steps([1, 2])
+    job.step(3, absent=[1])
+    job.steps([4])
+    job.close()
+    report = verify(job.run)
+    assert report.sound, report.findings
+    assert "rank 1 wrote no ledger row for steps 3" in [note.what for note in report.notes]
 
 
 def test_incomplete_captures_are_explained(tmp_path: Path) -> None:
@@ -185,8 +251,6 @@ def test_rows_are_checked(copy: Path) -> None:
 
 def test_unpublished_and_wrongly_published(copy: Path) -> None:
     """`_step` that disagrees with the journals is found: a step that is hidden, one that is not there."""
-    from gradtap.encode.checksum import with_crc
-
     file = copy / GROUP / "_step/c.0"
     body = bytearray(file.read_bytes()[:-4])
     body[16:24] = (77).to_bytes(8, "little")
@@ -211,6 +275,11 @@ def test_strangers_are_listed(copy: Path) -> None:
     """Files and sessions that do not belong are notes, not damage."""
     (copy / GROUP / "notes.txt").write_text("hello")
     (copy / GROUP / "mlp.bias" / ".c.0.123.tmp").write_text("")
+    temporary = (".run.json.1.tmp", "sessions/0000/.session.json.1.tmp", "sessions/0000/journal/.r00000.1.tmp")
+    for name in temporary:
+        (copy / name).write_text("")
+    (copy / "sessions/0000/tags/notes").write_text("")
+    (copy / "sessions/0000/journal/r00000.micro").write_text("what a later version keeps there")
     shutil.copytree(copy / "sessions/0000", copy / "sessions/0007")
     report = verify(copy)
     assert report.sound, report.findings
@@ -218,6 +287,8 @@ def test_strangers_are_listed(copy: Path) -> None:
         str(GROUP / "notes.txt"),
         str(GROUP / "mlp.bias/.c.0.123.tmp"),
         "sessions/0007",
+        "sessions/0000/tags/notes",
+        *temporary,
     }
 
 

@@ -311,7 +311,6 @@ def test_a_child_forked_within_does_not_keep_the_folder_locked(tmp_path: Path) -
     """A data loader's worker has a copy of the descriptor and outlives the block; others can decide all the same."""
     stop, waiting = os.pipe()
     with lock._deciding(tmp_path):
-        # A fork by the C library's own call has no say over descriptors, as a loader's worker has none.
         child = os.fork()
         if child == 0:  # pragma: no cover
             os.close(waiting)

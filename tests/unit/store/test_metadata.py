@@ -14,7 +14,7 @@ import xarray
 import zarr
 
 from gradtap.encode.codecs import CODECS, ChunkCodec
-from gradtap.store.metadata import consolidated, gradient_array, group, row_array, with_length
+from gradtap.store.metadata import consolidated, gradient_array, group, row_array
 from gradtap.store.rows import RowSpec
 from gradtap.types import ArrayPlan, ParamSpec
 
@@ -200,14 +200,6 @@ def test_every_profile_opens(tmp_path: Path, codec: str, dtype: str) -> None:
     assert zarr.open_array(tmp_path, mode="r").dtype == np.dtype(dtype)
     kv = {"driver": "file", "path": f"{tmp_path}/"}
     assert tensorstore.open({"driver": "zarr3", "kvstore": kv}, open=True, read=True).result().shape == (4, 6, 4)
-
-
-def test_with_length_changes_axis_0_only() -> None:
-    """The array given is left as it was."""
-    document = row_array(spec("_x", row_shape=(3,), dims=("row", "param")), 8)
-    longer = with_length(document, 16)
-    assert longer["shape"] == [16, 3] and document["shape"] == [8, 3]
-    assert {k: v for k, v in longer.items() if k != "shape"} == {k: v for k, v in document.items() if k != "shape"}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import zarr
 from gradtap.errors import DamagedError, StoreError
 from gradtap.store import files, rows
 from gradtap.store.metadata import row_array
+from gradtap.store.row_metadata import row_spec
 from gradtap.store.rows import AppendRows, ReplaceRows, RowSpec, read_rows
 from gradtap.store.shard import ShardSet, is_sealed
 
@@ -276,3 +278,61 @@ def test_reading_many_rows_is_quick(tmp_path: Path) -> None:
     found = read_rows(tmp_path, made, 0, 4096)
     assert time.perf_counter() - start < 1
     np.testing.assert_array_equal(found, np.arange(4096.0))
+
+
+def test_one_row_costs_its_own_index_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading one row of a file of 4,096 reads its entry and its body, not the whole index."""
+    made = spec(row_shape=(), time=4096, dims=("row",))
+    shards = ShardSet(1)
+    AppendRows(tmp_path, made, shards).write(4000, 5.0)
+    shards.close()
+    read: list[int] = []
+    pread = files.pread_all
+
+    def counted(fd: int, size: int, offset: int) -> bytes:
+        read.append(size)
+        return pread(fd, size, offset)
+
+    monkeypatch.setattr(files, "pread_all", counted)
+    assert read_rows(tmp_path, made, 4000, 4001).tolist() == [5.0]
+    assert sum(read) == 16 + 8 + 4
+
+
+@pytest.mark.parametrize("torn", [b"\xff" * 8, bytes(8)])
+def test_a_torn_entry_is_read_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bytes) -> None:
+    """An entry of which one half is there is tried again, where somebody may be writing; then it is damage."""
+    shards = ShardSet(1)
+    AppendRows(tmp_path, SCALAR, shards).write(1, 5.0)
+    shards.close()
+    path = SCALAR.file(tmp_path, 0)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:24] + torn + whole[32:])
+    with pytest.raises(DamagedError):
+        read_rows(tmp_path, SCALAR, 1, 2, retry=False)
+    waited: list[float] = []
+    monkeypatch.setattr(rows.clock, "sleep", waited.append)
+    with pytest.raises(DamagedError):
+        read_rows(tmp_path, SCALAR, 1, 2)
+    monkeypatch.setattr(rows.clock, "sleep", lambda _: path.write_bytes(whole))
+    assert read_rows(tmp_path, SCALAR, 1, 2).tolist() == [5.0]
+    assert waited == [rows.RETRY_SECONDS]
+
+
+@pytest.mark.parametrize("made", APPENDED + REPLACED)
+def test_a_row_array_is_what_its_metadata_says(tmp_path: Path, made: RowSpec) -> None:
+    """What a reader takes from the metadata reads as what the writer worked with, whatever today's sizes are."""
+    read = row_spec(made.path, json.loads(json.dumps(row_array(made, 7))), tmp_path)
+    names = ("path", "row_shape", "dtype", "mode", "axis", "dims", "compress", "rows", "inner", "grid", "padded")
+    assert [getattr(read, name) for name in names] == [getattr(made, name) for name in names]
+    np.testing.assert_equal(read.fill, made.fill)
+    assert read.file(tmp_path, 3) == made.file(tmp_path, 3)
+
+
+def test_a_compressed_row_of_another_size_is_damage(tmp_path: Path) -> None:
+    """What a frame says to unpack to is looked at before it is unpacked."""
+    shards = ShardSet(1)
+    AppendRows(tmp_path, HIST, shards).write(0, row(HIST, 0))
+    shards.close()
+    narrow = replace(HIST, row_shape=(5, 9))
+    with pytest.raises(DamagedError, match="360 expected"):
+        read_rows(tmp_path, narrow, 0, 1, retry=False)
