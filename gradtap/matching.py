@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from gradtap.errors import ParamNotFoundError, UsageError
-from gradtap.types import ParamSpec
+
+if TYPE_CHECKING:
+    from gradtap.types import ParamSpec
 
 Select = str | Sequence[str] | Callable[[str, tuple[int, ...]], bool]
 """A glob, globs (one that begins with `!` excludes), or a function over (name, shape)."""

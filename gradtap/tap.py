@@ -154,8 +154,6 @@ class Tap:
         try:
             self._finish_last_step()
             self._capture(begun)
-        except CaptureError as error:
-            self._stop(error)
         except Exception as error:
             self._stop(error)
 
@@ -332,7 +330,7 @@ class Tap:
         self._recording = False
         self._voice.failed(
             "stopped",
-            f"recording stops at step {self._step}: {type(error).__name__}: {error}; training goes on",
+            f"recording stops after step {self._step}: {type(error).__name__}: {error}; training goes on",
             error,
         )
 

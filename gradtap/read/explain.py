@@ -5,12 +5,11 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 
+from gradtap import words
 from gradtap.errors import IncompleteError, NotFoundError, StepNotFoundError
 from gradtap.read.assemble import SessionReader
 from gradtap.read.attempts import Place
 from gradtap.read.captures import CaptureState
-
-SHOWN = 8
 
 
 def in_flight(step: int, readers: Sequence[SessionReader]) -> Place | None:
@@ -37,18 +36,18 @@ def say_state(state: CaptureState, reader: SessionReader) -> str:
     """Why a capture is not complete, which ranks, and what to do."""
     where = f"session {reader.session.name}, capture {state.capture}"
     if state.dropped:
-        return f"{say_ranks(state.dropped)} dropped it, the buffer was full or the schedule had changed ({where})"
+        return f"{words.ranks(state.dropped)} dropped it, the buffer was full or the schedule had changed ({where})"
     if state.failed:
-        return f"it failed on {say_ranks(state.failed)} ({where}); the training's log says why"
+        return f"it failed on {words.ranks(state.failed)} ({where}); the training's log says why"
     if state.strayed:
-        return f"{say_ranks(state.strayed)} recorded another step under its number ({where}); run `gradtap verify`"
+        return f"{words.ranks(state.strayed)} recorded another step under its number ({where}); run `gradtap verify`"
     if reader.session.state == "live":
         return (
-            f"it is in flight, {say_ranks(state.missing)} of {reader.session.plan.world} have not committed it yet "
+            f"it is in flight, {words.ranks(state.missing)} of {reader.session.plan.world} have not committed it yet "
             f"({where}); try again in a moment, or read what is there with partial=True"
         )
     return (
-        f"{say_ranks(state.missing)} of {reader.session.plan.world} never committed it, the job ended before that "
+        f"{words.ranks(state.missing)} of {reader.session.plan.world} never committed it, the job ended before that "
         f"({where}); read what is there with partial=True"
     )
 
@@ -69,10 +68,3 @@ def _reason(step: int, readers: Sequence[SessionReader], known: Sequence[int]) -
     if known[0] < step < known[-1] and schedule is not None and not schedule.captures(step):
         return f"the schedule does not capture it; {text}"
     return text
-
-
-def say_ranks(ranks: Sequence[int]) -> str:
-    """`rank 1`, `ranks 1, 2` or `ranks 1, 2 and 9 more`."""
-    shown = ", ".join(map(str, ranks[:SHOWN]))
-    more = f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"

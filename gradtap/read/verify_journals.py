@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from gradtap import words
 from gradtap.errors import GradtapError, StepNotFoundError
 from gradtap.plan.chunks import chunk_count
 from gradtap.plan.schedule import Schedule
 from gradtap.read.assemble import SessionReader
-from gradtap.read.explain import say_ranks
 from gradtap.read.report import Findings
 from gradtap.read.session import SessionState
 from gradtap.store.journal import JournalReader, JournalRecord
@@ -144,10 +144,10 @@ class Journals:
             record = records.get(rank)
             ranks["missing" if record is None else record.state].append(rank)
         if ranks["dropped"]:
-            return f"{say_ranks(ranks['dropped'])} dropped it"
+            return f"{words.ranks(ranks['dropped'])} dropped it"
         if ranks["failed"]:
-            return f"it failed on {say_ranks(ranks['failed'])}"
-        return f"{say_ranks(ranks['missing'])} did not commit it" if ranks["missing"] else None
+            return f"it failed on {words.ranks(ranks['failed'])}"
+        return f"{words.ranks(ranks['missing'])} did not commit it" if ranks["missing"] else None
 
     def _say_incomplete(self, reason: str, captures: Sequence[tuple[int, int | None]]) -> None:
         shown = ", ".join(str(c if step is None else step) for c, step in captures[:8])

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from gradtap import words
 from gradtap.errors import DamagedError, GradtapError
-from gradtap.read.explain import say_ranks
 from gradtap.read.report import Findings
 from gradtap.read.session import Session
 from gradtap.read.verify_journals import Journals
@@ -125,7 +125,7 @@ def _check_ledger(session: Session, rows: int, specs: Mapping[str, RowSpec], fou
                 found.damage(file, what, COPY, step=int(held[at]))
     for absent, missing in lacking.items():
         shown = ", ".join(map(str, missing[:SHOWN])) + (f" and {len(missing) - SHOWN} more" if missing[SHOWN:] else "")
-        what = f"{say_ranks(absent)} wrote no ledger row for steps {shown}"
+        what = f"{words.ranks(absent)} wrote no ledger row for steps {shown}"
         found.note(session.paths.zarr / "_ledger", what, "nothing to do: what the other ranks wrote is served")
 
 
