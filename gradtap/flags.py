@@ -23,6 +23,9 @@ NORM_MISMATCH = 32
 NONFINITE = 64
 """At least one stored element is NaN or infinite."""
 
+JOINED_LATE = 128
+"""Recording was attached in the middle of this window: micro-batches before it were not seen, the factor is unknown."""
+
 FLAG_NAMES = {
     INEXACT_UNSCALE: "inexact-unscale",
     MODIFIED_AFTER_BACKWARD: "modified-after-backward",
@@ -31,6 +34,7 @@ FLAG_NAMES = {
     LATE_TOUCH: "late-touch",
     NORM_MISMATCH: "norm-mismatch",
     NONFINITE: "nonfinite",
+    JOINED_LATE: "joined-late",
 }
 """Bit -> the name that readers show."""
 

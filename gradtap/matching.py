@@ -44,7 +44,12 @@ def select_params(select: Select | None, params: Sequence[ParamSpec]) -> frozens
             f"select is {select!r}; give a glob such as '*.weight', a list of globs ('!*.bias' excludes), or a "
             "function over (name, shape)"
         )
-    chosen = frozenset(i for i, p in enumerate(params) if p.stored and matches(select, p))
+    try:
+        chosen = frozenset(i for i, p in enumerate(params) if p.stored and matches(select, p))
+    except Exception as error:
+        if not callable(select):
+            raise
+        raise UsageError(f"the select function failed: {type(error).__name__}: {error}") from error
     if not chosen:
         known = [p.name for p in params if p.stored]
         raise ParamNotFoundError(f"select {select!r} names no captured parameter; there are {', '.join(known[:5])} ...")

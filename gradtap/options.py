@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,7 @@ def check_options(
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         hint = nearest(str(value), allowed)
         raise UsageError(f"{name} is {value!r}; allowed are {', '.join(allowed)}{hint}")
 
@@ -80,8 +81,11 @@ def _not_yet(name: str, value: object, only: object) -> None:
 
 
 def _store_path(store: str | os.PathLike[str]) -> Path:
-    text = os.fspath(store)
-    if not isinstance(text, str) or not text:
+    try:
+        text = os.fspath(store)
+    except TypeError:
+        text = ""
+    if not isinstance(text, str) or not text or "\0" in text:
         raise UsageError(f"store is {store!r}; give the path of a folder such as 'runs/mine.gradtap'")
     if "://" in text:
         raise UsageError(
@@ -90,9 +94,13 @@ def _store_path(store: str | os.PathLike[str]) -> Path:
     return Path(text).absolute()
 
 
-def _first_step(step: object) -> int | None:
+def _first_step(step: Any) -> int | None:
     if step is None:
         return None
-    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
+    try:
+        number = 0 if isinstance(step, bool) else operator.index(step)
+    except TypeError:
+        number = 0
+    if number < 1:
         raise UsageError(f"first_step is {step!r}; give the number of the first update to come, 1 or more")
-    return step
+    return int(number)

@@ -19,7 +19,7 @@ from gradtap.capture.rendezvous import Rendezvous
 from gradtap.capture.source import GradSource
 from gradtap.capture.staging import Staging
 from gradtap.config import Settings
-from gradtap.errors import AttachError, CaptureError, UsageError
+from gradtap.errors import AttachError, UsageError
 from gradtap.matching import Select, select_params
 from gradtap.options import AttachOptions, check_options
 from gradtap.plan.chunks import rank_chunks
@@ -131,12 +131,20 @@ class Tap:
         """Name of this session in the run; empty before `join`."""
         return "" if self._job is None else self._job.paths.name
 
+    @property
+    def _selected(self) -> list[str] | None:
+        """Names of the parameters that are captured; None for all."""
+        return None if self._wanted is None else [self._source.params[i].name for i in sorted(self._wanted)]
+
     def join(self, rendezvous: Rendezvous) -> None:
         """Meet the other ranks in a session of the run, and begin. `attach` has called it.
 
         Raises as `attach`; every hook, thread and file is then gone again.
         """
-        request = JobRequest(store=self._options.store, codec=self._options.codec, summary=self._options.summary)
+        options = self._options
+        terms: dict[str, Any] = {"every": options.rule.to_json(), "select": self._selected, "codec": options.codec}
+        terms |= {"summary": options.summary, "first_step": options.first_step}
+        request = JobRequest(store=options.store, codec=options.codec, summary=options.summary, terms=terms)
         facts = self._source.facts
         try:
             self._job = join_job(request, self._settings, self._plan, facts, rendezvous, self._prepare)
@@ -148,7 +156,8 @@ class Tap:
 
     def before_step(self) -> None:
         """The engine is about to update: copy what this rank owns. Called by the hook, on the training thread."""
-        if not self._recording:
+        # A process forked after attach has no recorder's thread: what it trains is not this run's.
+        if not self._recording or os.getpid() != self._pid:
             return
         begun = time.perf_counter()
         try:
@@ -192,12 +201,11 @@ class Tap:
 
     def _prepare(self, paths: SessionPaths, lock: RunLock | None) -> RankRecorder:
         """Make the recorder's files and install the hooks, before this rank says that it is ready."""
-        names = None if self._wanted is None else [self._source.params[i].name for i in sorted(self._wanted)]
         self._recorder = RankRecorder(
             paths,
             self._source.facts.rank,
             rule=self._options.rule,
-            select=names,
+            select=self._selected,
             settings=self._settings,
             report=self._voice.report,
             raise_errors=self._voice.raise_errors,
@@ -273,6 +281,9 @@ class Tap:
         step = self._upcoming()
         if self._step is None or self._step < step <= self._step + MOST_JUMP:
             return step
+        if step == self._step:
+            self._voice.once("again", f"step {step} came twice, as after a step that failed; its first capture stands")
+            return None
         self._recording = False
         message = (
             f"the engine goes on from step {step} after step {self._step}, so a checkpoint was loaded: this session "

@@ -17,9 +17,10 @@ import torch.distributed as dist
 from gradtap import flags
 from gradtap.capture import zero_layout
 from gradtap.capture.changes import ChangeWatch, learning_rates
+from gradtap.capture.first_window import FirstWindow
 from gradtap.capture.names import NamedParam, dtype_name, named_params
 from gradtap.capture.patches import PatchSet, check_free, claim, release
-from gradtap.capture.scale import clip_coefficient, split_scale, window_factor
+from gradtap.capture.scale import clip_coefficient, split_scale
 from gradtap.capture.source import BoundaryListener
 from gradtap.capture.touched import TouchTracker
 from gradtap.capture.zero_checks import check_engine, check_sparse
@@ -60,10 +61,12 @@ class DeepSpeedZeroSource:
         self._overflow = False
         self._norm: Any = None
         self._limit = math.nan
+        self._first_window = FirstWindow()
 
     def install(self, listener: BoundaryListener) -> None:
         """Patch this engine's `_take_model_step` and `backward`, and hook its parameters."""
         claim(self._engine)
+        self._first_window.attached(self._window_under_way())
         self._tracker.install(self._patches)
         self._patches.wrap(self._engine, "backward", self._make_backward)
         self._patches.wrap(self._engine, "_take_model_step", lambda step: self._make_step(step, listener))
@@ -109,7 +112,7 @@ class DeepSpeedZeroSource:
             step=step,
             time=time.time(),
             k=k,
-            factor=rest * window_factor(divisor, tracker.micro_seen),
+            factor=rest * self._first_window.factor(divisor, tracker.micro_seen),
             loss_scale=scale,
             micro_seen=tracker.micro_seen,
             accum_engine=accumulation,
@@ -118,7 +121,7 @@ class DeepSpeedZeroSource:
             clip_limit=self._limit,
             learning_rates=learning_rates(self._zero.param_groups, self.facts.groups),
             touched=tracker.touched.copy(),
-            flags=self._flags(),
+            flags=self._flags() | self._first_window.flags,
         )
 
     def outcome(self) -> StepOutcome:
@@ -148,10 +151,15 @@ class DeepSpeedZeroSource:
             self._overflow = bool(getattr(self._zero, "overflow", False))
             self._norm = self._engine.get_global_grad_norm()
             listener.after_step()
+            self._first_window.ended()
             self._tracker.reset()
             return result
 
         return take_model_step
+
+    def _window_under_way(self) -> bool:
+        """Whether some micro-batches of the window ran already; `engine.micro_steps` counts windows under Accelerate."""
+        return int(getattr(self._zero, "micro_step_id", -1)) >= 0
 
     def _settle(self) -> None:
         if not self._zero.cpu_offload:

@@ -19,9 +19,10 @@ from gradtap.capture.accelerate import wraps_in_ddp
 from gradtap.capture.amp import stepped_by_scaler
 from gradtap.capture.changes import ChangeWatch, learning_rates
 from gradtap.capture.clipping import ClipWatch
+from gradtap.capture.first_window import FirstWindow
 from gradtap.capture.names import NamedParam, dtype_name, named_params
 from gradtap.capture.patches import PatchSet, check_free, claim, release
-from gradtap.capture.scale import split_scale, window_factor
+from gradtap.capture.scale import split_scale
 from gradtap.capture.source import BoundaryListener
 from gradtap.capture.torch_checks import check_model, check_optimizer, ddp_of
 from gradtap.capture.touched import TouchTracker
@@ -64,6 +65,8 @@ class TorchSource:
         self._depth = 0
         self._captured = self._begun = self._in_closure = self._unscaled = False
         self._made: int | None = None
+        self._counted = 0
+        self._first_window = FirstWindow()
         self._found_inf: Any = None
         self._state: StepState = "unknown"
 
@@ -71,6 +74,7 @@ class TorchSource:
         """Hook the optimizer and the parameters; patch the accelerator's `backward` and clipping where there is one."""
         claim(self._optimizer)
         self._listener = listener
+        self._first_window.attached(any(self._named[index].param.grad is not None for index in self._stored))
         self._tracker.on_begin = self._backward_begins
         self._tracker.on_end = self._versions.record
         self._tracker.install(self._patches)
@@ -106,6 +110,11 @@ class TorchSource:
                     f"the gradient of {self.params[index].name} is sparse; only dense gradients are supported"
                 )
             lost += grad is None and bool(self._tracker.touched[index] >= 0)
+            if grad is not None and grad.shape != self.params[index].shape:
+                raise UnsupportedError(
+                    f"the gradient of {self.params[index].name} has shape {tuple(grad.shape)}; at attach it was "
+                    f"{self.params[index].shape}: close the recorder and attach again"
+                )
             # A gradient in another memory layout (channels_last) is copied to row-major order here.
             values = None if grad is None else grad.detach().reshape(-1)
             found.append(LocalGrad(param=index, start=0, stop=self.params[index].numel, tensor=values))
@@ -131,7 +140,7 @@ class TorchSource:
             step=step,
             time=time.time(),
             k=k,
-            factor=rest * window_factor(divisor, tracker.micro_seen),
+            factor=rest * self._first_window.factor(divisor, tracker.micro_seen),
             loss_scale=scale,
             micro_seen=tracker.micro_seen,
             accum_engine=loop,
@@ -140,7 +149,7 @@ class TorchSource:
             clip_limit=self._clip.limit,
             learning_rates=learning_rates(self._optimizer.param_groups, self.facts.groups),
             touched=tracker.touched.copy(),
-            flags=self._flags(),
+            flags=self._flags() | self._first_window.flags,
         )
 
     def outcome(self) -> StepOutcome:
@@ -157,8 +166,13 @@ class TorchSource:
     def _boundary(self) -> None:
         if self._captured or self._listener is None:
             return
+        counted = _steps_made(self._optimizer)
         if not self._begun:
-            self._made, self._begun = _steps_made(self._optimizer), True
+            self._made, self._begun = counted, True
+        elif counted is not None and counted < self._counted:
+            # Its count never falls by itself: a checkpoint was loaded.
+            self._made = counted
+        self._counted = counted or 0
         self._captured = True
         self._listener.before_step()
 
@@ -169,6 +183,7 @@ class TorchSource:
             self._made += 1
         if self._listener is not None:
             self._listener.after_step()
+        self._first_window.ended()
         self._tracker.reset()
         self._versions.reset()
         self._clip.reset()
@@ -184,9 +199,11 @@ class TorchSource:
     def _pre_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         # A subclass whose step calls its parent's comes here twice for one step, and twice to `_post_step`.
         self._depth += 1
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is not None:
-            return (args[0],), {**kwargs, "closure": self._after_first(closure)}
+        # Wrapped where it stands: an optimizer may take more arguments, or call its closure something else.
+        if callable(kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._after_first(kwargs["closure"])}
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._after_first(args[1]), *args[2:]), kwargs
         self._unscaled = getattr(optimizer, "grad_scale", None) is None and stepped_by_scaler()
         self._boundary()
         return None
@@ -303,5 +320,11 @@ def _ranks(ddp: Any, replicated: bool) -> tuple[int, ...]:
 
 
 def _steps_made(optimizer: torch.optim.Optimizer) -> int | None:
-    counts = [state["step"] for state in optimizer.state.values() if isinstance(state, dict) and "step" in state]
-    return max((int(count) for count in counts), default=None)
+    """What the optimizer counts for its first parameter, as Adam and its like do; None where it does not count."""
+    for state in optimizer.state.values():
+        count = state.get("step") if isinstance(state, dict) else None
+        if isinstance(count, torch.Tensor) and count.numel() == 1 and count.device.type == "cpu":
+            count = count.item()
+        if isinstance(count, int | float) and not isinstance(count, bool):
+            return int(count)
+    return None

@@ -5,6 +5,7 @@ A rule says nothing of capture numbers; the schedule does.
 
 from __future__ import annotations
 
+import operator
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -185,14 +186,24 @@ def parse_rule(every: int | str | Sequence[int]) -> Rule:
     """
     if isinstance(every, bool):
         raise UsageError(f"every is {every!r}; allowed are {_ALLOWED}")
-    if isinstance(every, int):
-        return EveryRule(every)
     if isinstance(every, str):
         return _parse_text(every)
-    steps = tuple(every) if isinstance(every, Iterable) else ()
-    if not steps or not all(isinstance(step, int) and not isinstance(step, bool) for step in steps):
-        raise UsageError(f"every is {every!r}; allowed are {_ALLOWED}")
+    if not isinstance(every, Iterable):
+        return EveryRule(_whole(every, every))
+    steps = tuple(_whole(step, every) for step in every)
+    if not steps or min(steps) < 1:
+        raise UsageError(f"every is {every!r}; steps count from 1; allowed are {_ALLOWED}")
     return StepsRule(steps)
+
+
+def _whole(number: Any, every: Any) -> int:
+    """A whole number, NumPy's too; a bool is none."""
+    try:
+        if not isinstance(number, bool):
+            return int(operator.index(number))
+    except TypeError:
+        pass
+    raise UsageError(f"every is {every!r}; allowed are {_ALLOWED}")
 
 
 def rule_to_json(rule: Rule) -> dict[str, Any]:

@@ -113,11 +113,12 @@ class ChunkWriter:
     def _append(self, capture: int, column: Column, batch: Mapping[int, Any], written: Written) -> None:
         array = self._arrays[column[0]]
         path = self._paths.shard(array.name, capture // array.time, column[1])
+        shard = self._shards.get(path, array.time, array.entries)
         before = self._current.get(column)
+        # Only now: where the new file could not be made, the old one is still the current one.
         self._current[column] = path
         if before is not None and before != path:
             self._full.append(before)
-        shard = self._shards.get(path, array.time, array.entries)
         size = shard.append(capture % array.time, {entry: encoded.data for entry, (_, encoded) in batch.items()})
         written.stored_bytes += size
         for chunk, encoded in batch.values():

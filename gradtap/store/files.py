@@ -59,6 +59,13 @@ def make_dirs(path: Path) -> None:
 
     Raises `StoreError` naming the path and the cause.
     """
+    for place in (path, *path.parents):
+        if place.is_symlink() and not place.exists():
+            raise StoreError(
+                f"cannot create folder {path}: {place} is a link to nothing; remove it or give another path"
+            )
+        if place.exists() and not place.is_dir():
+            raise StoreError(f"cannot create folder {path}: {place} is a file; give another path")
     with naming("create folder", path):
         path.mkdir(parents=True, exist_ok=True)
 

@@ -15,6 +15,7 @@ from gradtap.store.files import make_dirs, write_atomic
 from gradtap.store.metadata import consolidated, gradient_array, group, row_array
 from gradtap.store.paths import SessionPaths
 from gradtap.store.row_specs import RowLayout, merged_specs, rank_prefix, rank_specs
+from gradtap.version import FORMAT
 
 
 def write_group(
@@ -33,7 +34,7 @@ def write_group(
     for name, metadata in arrays.items():
         _write_metadata(paths, name, metadata, fresh=not replace)
     attributes = {
-        "gradtap": {"format": 1, "session": paths.name},
+        "gradtap": {"format": FORMAT, "session": paths.name},
         "pieces": pieces_attribute(layout.plan),
     }
     root = consolidated(attributes, arrays, {name: group({}) for name in groups})

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from gradtap.config import Settings
+from gradtap.errors import RendezvousError
 from gradtap.store.files import make_dirs
 from gradtap.store.lock import RunLock
 from gradtap.store.paths import SessionPaths
@@ -52,6 +53,8 @@ class JobRequest:
     store: Path
     codec: str
     summary: str
+    terms: Mapping[str, Any]
+    """What all ranks must ask for alike, by argument of attach; JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,9 @@ def join_job(
     """
     if facts.rank == 0:
         return _lead(request, settings, plan, facts, meeting, prepare)
-    nonce = str(meeting.receive()["nonce"])
+    announced = meeting.receive()
+    _refuse_other_terms(request.terms, announced["terms"])
+    nonce = str(announced["nonce"])
     paths = wait_session(request.store, nonce, plan=plan, timeout=settings.attach_timeout / 2)
     prepared = prepare(paths, None)
     meeting.ready(None)
@@ -113,7 +118,7 @@ def _lead(
             summary=request.summary,
             settings=settings,
         )
-        prepared = _list_when_met(request.store, paths, nonce, meeting, lambda: prepare(paths, lock))
+        prepared = _list_when_met(request, paths, nonce, meeting, lambda: prepare(paths, lock))
     except BaseException:
         lock.release()
         raise
@@ -121,13 +126,24 @@ def _lead(
     return Job(paths, lock, prepared)
 
 
-def _list_when_met(run_dir: Path, paths: SessionPaths, nonce: str, meeting: Meeting, prepare: Callable[[], T]) -> T:
+def _refuse_other_terms(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    for name, value in theirs.items():
+        if ours[name] != value:
+            raise RendezvousError(
+                f"attach got another {name} on this rank than on rank 0 ({ours[name]!r}, there {value!r}); give all "
+                "ranks the same arguments"
+            )
+
+
+def _list_when_met(
+    request: JobRequest, paths: SessionPaths, nonce: str, meeting: Meeting, prepare: Callable[[], T]
+) -> T:
     """A session that some rank never saw holds nothing: it is removed, not listed."""
     try:
-        meeting.announce({"nonce": nonce})
+        meeting.announce({"nonce": nonce, "terms": request.terms})
         prepared = prepare()
         meeting.wait_ready()
-        add_session(run_dir, paths.name)
+        add_session(request.store, paths.name)
         return prepared
     except BaseException:
         shutil.rmtree(paths.root, ignore_errors=True)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gradtap.errors import LockedError, StoreError
+from gradtap.errors import DamagedError, LockedError, StoreError
 from gradtap.store import files
 
 try:
@@ -25,6 +25,9 @@ except ImportError:  # pragma: no cover
     fcntl = None  # type: ignore[assignment]
 
 LOCK_NAME = "lock"
+
+DECIDING = 5.0
+"""Seconds to wait for another process that is deciding about the lock. The exclusive create guards what follows."""
 
 REBOOT = 30.0
 """Seconds in which no machine is down and up again: a younger lock of another boot is another machine's."""
@@ -73,7 +76,7 @@ class RunLock:
         files.make_dirs(run_dir)
         ours = _ourselves(run_dir, nonce)
         with _deciding(run_dir):
-            holder = read_lock(run_dir)
+            holder = _read_or_explain(run_dir)
             if holder is not None:
                 if is_alive(holder, stale_after):
                     raise _locked(holder)
@@ -159,7 +162,8 @@ def is_alive(holder: LockHolder, stale_after: float, *, may_write: bool = True) 
             same_space = False
         if same_space:
             return process_start(holder.pid) == holder.start
-    return _age(holder.path, may_write=may_write) <= stale_after
+    # Far in the future is no sign of life either: the clock was set back since.
+    return abs(_age(holder.path, may_write=may_write)) <= stale_after
 
 
 def process_start(pid: int) -> int | None:
@@ -244,8 +248,7 @@ def _deciding(run_dir: Path) -> Iterator[None]:
     try:
         # Network file systems may refuse this on a folder. The exclusive create and the nonces still hold then.
         with contextlib.suppress(OSError):
-            if fcntl is not None:
-                fcntl.flock(fd, fcntl.LOCK_EX)
+            _wait_for(fd)
         yield
     finally:
         # A process forked meanwhile (a data loader's worker) holds a copy of the descriptor, and with it the lock,
@@ -254,6 +257,19 @@ def _deciding(run_dir: Path) -> Iterator[None]:
             if fcntl is not None:
                 fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
+
+
+def _wait_for(fd: int) -> None:
+    """The folder's lock, or none where somebody keeps it for longer than any decision takes: a stopped process, say."""
+    deadline = time.monotonic() + DECIDING
+    while fcntl is not None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.01)
 
 
 def _remove(dead: LockHolder) -> None:
@@ -265,6 +281,15 @@ def _remove(dead: LockHolder) -> None:
         if taken != dead.nonce:
             files.publish_new(aside, dead.path)
         aside.unlink(missing_ok=True)
+
+
+def _read_or_explain(run_dir: Path) -> LockHolder | None:
+    try:
+        return read_lock(run_dir)
+    except DamagedError as error:
+        raise DamagedError(
+            f"{error}; who holds the run cannot be told. If no job writes it, delete that file"
+        ) from error
 
 
 def _locked(holder: LockHolder) -> LockedError:

@@ -167,8 +167,8 @@ class RankRecorder:
             self._report(f"rank {self._rank} could not finish its recording: {error}. {verify}")
             return
         self._report(
-            f"rank {self._rank} could not record at step {step}: {error}. That capture stays incomplete; later ones "
-            f"are tried again. {verify}"
+            f"rank {self._rank} could not record at step {step}: {error}. What was not committed stays incomplete; "
+            f"later captures are tried again. {verify}"
         )
 
     def _raise_pending(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from gradtap.errors import DamagedError, FormatVersionError, NotARunError
 from gradtap.store import files
-from gradtap.store.paths import SESSION_NAME
+from gradtap.store.paths import SESSION_NAME, SessionPaths, session_folders
 from gradtap.version import FORMAT, __version__
 
 RUN_NAME = "run.json"
@@ -41,13 +41,20 @@ def create_run(run_dir: Path, name: str | None = None) -> RunFile:
     files.make_dirs(run_dir)
     path = run_dir / RUN_NAME
     if not path.exists():
+        # A run.json that was lost takes no session with it: those that are whole are listed again.
+        held = tuple(s for s in session_folders(run_dir) if SessionPaths(run_dir, s).session_json.exists())
         title = name or run_dir.absolute().name.removesuffix(".gradtap") or "run"
-        files.create_new(path, _encode(RunFile(format=FORMAT, run=uuid.uuid4().hex, name=title)), sync=True)
+        files.create_new(
+            path, _encode(RunFile(format=FORMAT, run=uuid.uuid4().hex, name=title, sessions=held)), sync=True
+        )
     return read_run(run_dir)
 
 
 def refuse_foreign_folder(run_dir: Path) -> None:
-    """Raise `NotARunError` for a folder that holds other things and no run: a run must not be mixed into it."""
+    """Raise `NotARunError` for a folder that holds other things and no run, or lies within another run."""
+    for parent in run_dir.parents:
+        if (parent / RUN_NAME).is_file() and (parent / "sessions").is_dir():
+            raise NotARunError(f"{run_dir} lies within the run {parent}; give a path outside of it")
     if not run_dir.is_dir() or (run_dir / RUN_NAME).exists():
         return
     others = sorted(p.name for p in run_dir.iterdir() if p.name not in OUR_NAMES and not p.name.startswith("."))

@@ -93,11 +93,14 @@ def test_a_run_that_goes_on_meanwhile_is_sound(
 ) -> None:
     """Captures that are published, and a session that is closed, while a slow check is at work are no damage."""
     job = Job(run=tmp_path / "r").steps([1, 2])
+    job.step(3, absent=[1])
+    job.flush()
     job.wait_published(2)
     original = getattr(verify_session, slow)
 
     def meanwhile(*args: Any, **more: Any) -> Any:
-        job.steps(range(3, 12))
+        job.step(3, absent=[0, 2])
+        job.steps(range(4, 12))
         job.wait_published(11)
         if ends:
             job.close()
