@@ -158,7 +158,7 @@ class DeepSpeedZeroSource:
         return take_model_step
 
     def _window_under_way(self) -> bool:
-        """Whether some micro-batches of the window ran already; `engine.micro_steps` counts windows under Accelerate."""
+        """Whether micro-batches of the window ran already; `engine.micro_steps` counts windows under Accelerate."""
         return int(getattr(self._zero, "micro_step_id", -1)) >= 0
 
     def _settle(self) -> None:

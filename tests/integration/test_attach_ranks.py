@@ -33,6 +33,8 @@ def heard(place: Path) -> list[dict[str, Any]]:
         ("one rank has another optimizer", "LBFGS", True),
         ("one rank asks for something else", "no.such", True),
         ("one rank plans another layout", "another layout", True),
+        ("other steps", "another every", True),
+        ("other parameters", "another select", True),
     ],
 )
 def test_both_ranks_hear_why(heard: list[dict[str, Any]], case: str, words: str, quick: bool) -> None:
@@ -46,7 +48,7 @@ def test_both_ranks_hear_why(heard: list[dict[str, Any]], case: str, words: str,
 def test_nothing_is_left_of_a_failed_attach(heard: list[dict[str, Any]], place: Path) -> None:
     """No session and no lock stay behind where the ranks did not meet."""
     assert heard
-    for name in ("b", "c", "d", "g", "rank0/a"):
+    for name in ("b", "c", "d", "g", "s", "t", "rank0/a"):
         store = place / f"{name}.gradtap"
         assert not list(store.glob("sessions/*")), name
         assert not (store / "lock").exists(), name

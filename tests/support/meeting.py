@@ -38,6 +38,8 @@ def run(args: dict[str, Any], folder: Path) -> dict[str, Any]:
     os.environ["GRADTAP_MAX_TIME"] = str(4 + 4 * rank)
     attach("one rank plans another layout", folder / "d.gradtap")
     os.environ["GRADTAP_MAX_TIME"] = "4"
+    attach("other steps", folder / "s.gradtap", every=1 + rank)
+    attach("other parameters", folder / "t.gradtap", select="bias" if rank else None)
     attach("right", folder / "e.gradtap")
     heard["calls"] = _capture(folder / "f.gradtap")
     alone = make()

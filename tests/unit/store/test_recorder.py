@@ -28,6 +28,7 @@ from gradtap.store.recorder import RankRecorder
 from gradtap.store.runfile import read_run
 from gradtap.store.schedule_log import append_entry
 from gradtap.store.session import read_head
+from gradtap.store.shard import ShardFile
 from gradtap.types import StepOutcome
 from tests.support.synthetic import MODEL, NEVER, SMALL, Job, spec
 
@@ -407,3 +408,27 @@ def test_a_changed_number_of_groups_fits_the_ledger(tmp_path: Path) -> None:
     rates = group_of(job)["_ledger/learning_rate"][:]
     assert rates[0].tolist() == [0.1, 0.2] and rates[1][0] == 0.1 and np.isnan(rates[1][1])
     assert list(gradtap.open(job.run).steps) == [1, 2]
+
+
+def test_recording_goes_on_when_a_full_disk_is_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the disk was full when a new shard file was due: once there is room, captures are whole again."""
+    original = ShardFile.create.__func__
+    full: list[bool] = []
+
+    def create(cls: Any, path: Path, **shape: Any) -> ShardFile:
+        if full and full[0] and "_" not in path.parent.name:
+            raise StoreError(errno.ENOSPC, "No space left on device")
+        return original(cls, path, **shape)
+
+    monkeypatch.setattr(ShardFile, "create", classmethod(create))
+    job = Job(run=tmp_path / "r", world=2).steps(range(1, 4))
+    job.flush()
+    full[:] = [True]
+    job.steps(range(4, 11))
+    job.flush()
+    full[:] = [False]
+    job.steps(range(11, 15)).close()
+    run = gradtap.open(job.run)
+    assert list(run.steps) == [1, 2, 3, 4, 11, 12, 13, 14]
+    assert np.array_equal(np.asarray(run.grad("mlp.weight", 12)), job.expected("mlp.weight", 12))
+    assert all("No space left" in report for report in job.reports)
