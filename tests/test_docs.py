@@ -20,6 +20,7 @@ import gradtap
 from gradtap.cli import exits
 from gradtap.config import Settings
 from gradtap.errors import PROBLEMS
+from gradtap.flags import FLAG_NAMES
 from gradtap.plan.rules import parse_rule
 from tests.support.synthetic import Job
 
@@ -169,3 +170,8 @@ def test_exit_codes_of_the_readme_are_those_of_the_command_line() -> None:
     named = {int(code) for code in re.findall(r"(\d+) [a-z]", text[: text.index("\n\n")])}
     errors = {problem.exit_code for problem in PROBLEMS.values()}
     assert named == errors | {0, exits.DAMAGED, exits.INTERRUPTED, exits.OUTPUT_CLOSED}
+
+
+def test_every_flag_is_in_the_format() -> None:
+    """With its name as readers show it."""
+    assert all(f"`{name}`" in FORMAT for name in FLAG_NAMES.values())
