@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradtap.errors import NotFoundError, StepNotFoundError, nearest
+from gradtap.errors import NotFoundError, StepNotFoundError, UsageError, nearest
 from gradtap.flags import names_of
 from gradtap.read.attempts import last_of_each
 from gradtap.read.session_ledger import SessionLedger
+from gradtap.read.steps import one_step
 from gradtap.store.ledger_fields import FIELDS_BY_NAME, LEDGER_FIELDS, RECORD_NAMES, STATE_NAMES, LedgerField
 
 Array = NDArray[Any]
@@ -82,7 +83,9 @@ class Ledger(Mapping[str, Array]):
         return name in self.columns
 
     def __getitem__(self, name: str) -> Array:
-        """One column, aligned with `steps`. Raises `NotFoundError` for an unknown one."""
+        """One column, aligned with `steps`. Raises `NotFoundError` for an unknown one, `UsageError` for no name."""
+        if not isinstance(name, str):
+            raise UsageError(f"a column of the ledger is asked for by its name, not by {name!r}; see ledger.columns")
         return self._column(name, np.arange(len(self._steps)))
 
     def row(self, step: int) -> dict[str, Any]:
@@ -97,6 +100,7 @@ class Ledger(Mapping[str, Array]):
         return int(self._at[self._index(step)])
 
     def _index(self, step: int) -> int:
+        step = one_step(step)
         at = int(np.searchsorted(self._steps, step))
         if at >= len(self._steps) or self._steps[at] != step:
             near = self._steps[max(0, at - 2) : at + 2].tolist()

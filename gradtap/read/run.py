@@ -6,7 +6,6 @@ Here: from a step to an attempt, from a name to a parameter, and what to say whe
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
 from pathlib import Path
@@ -34,11 +33,12 @@ from gradtap.read.explain import explain_absent, in_flight
 from gradtap.read.info import RunInfo, describe
 from gradtap.read.ledger import Ledger
 from gradtap.read.norms import Norms, check_stat, read_norms
+from gradtap.read.place import folder_of, read_run_there
 from gradtap.read.session import Session, SessionView, Signature, file_signature
-from gradtap.read.steps import Steps, chosen_steps, one_step, span
+from gradtap.read.steps import Steps, chosen_steps, one_attempt, one_step, span
 from gradtap.selection import Selection
 from gradtap.store.paths import SessionPaths
-from gradtap.store.runfile import RUN_NAME, RunFile, read_run
+from gradtap.store.runfile import RUN_NAME, RunFile
 from gradtap.types import GradSlice, ParamSpec, SessionPlan
 
 
@@ -46,13 +46,10 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     """Open a run for reading: the folder that was given to `gradtap.attach`. Needs no torch; the run may be live.
 
     Reads metadata alone: the cost does not grow with the number of captures. Raises `NotARunError` for a folder that
-    holds no run, `FormatVersionError` for a newer format, `DamagedError` and `StoreError` where metadata does not read.
+    holds no run, `UsageError` for what is no path, `FormatVersionError` for a newer format, `DamagedError` and `StoreError` where metadata does not read.
     A session that does not read is left out and named by `run.sessions` (state "damaged"), as long as another one does.
     """
-    text = os.fspath(path)
-    if "://" in text:
-        raise UsageError(f"{text!r} is an address; this version opens folders only: give the path of a run's folder")
-    return Run(Path(text))
+    return Run(folder_of(path))
 
 
 class Run:
@@ -63,6 +60,8 @@ class Run:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # The process may go to another folder while the run is open.
+        self._root = path.absolute()
         self._lock = threading.RLock()
         self._files = FileCache()
         self._readers: dict[str, SessionReader] = {}
@@ -282,7 +281,7 @@ class Run:
                 return places[-1]
             begun = in_flight(step, self._sessions()) if partial else None
             return begun or self._absent(step)[-1]
-        if not 1 <= operator.index(attempt) <= len(places or self._absent(step)):
+        if not 1 <= one_attempt(attempt) <= len(places or self._absent(step)):
             raise StepNotFoundError(f"step {step} has no attempt {attempt}; it has attempts 1 to {len(places)}")
         return places[attempt - 1]
 
@@ -290,13 +289,15 @@ class Run:
         raise explain_absent(step, self._sessions(), self.steps)
 
     def _param(self, name: str) -> ParamSpec:
+        if not isinstance(name, str):
+            raise UsageError(f"the name of a parameter is {name!r}; give one name as text, see run.params")
         readers = self._sessions()
         if not readers:
             raise ParamNotFoundError(f"the run at {self.path} has no session yet, so no parameter {name!r}")
         session = readers[-1].session
         if name not in session.by_name:
             known = [p.name for p in session.plan.params]
-            near = nearest(str(name), known)
+            near = nearest(name, known)
             raise ParamNotFoundError(
                 f"no parameter {name!r} in this run{near + ' See' if near else '; see'} run.params"
             )
@@ -319,25 +320,25 @@ class Run:
 
     def _sessions(self) -> list[SessionReader]:
         with self._lock:
-            if (file_signature(self.path / RUN_NAME), self._damaged_signatures()) != self._signature:
+            if (file_signature(self._root / RUN_NAME), self._damaged_signatures()) != self._signature:
                 self._file = self._read()
             return [self._readers[name] for name in self._file.sessions if name in self._readers]
 
     def _damaged_signatures(self) -> list[Signature | None]:
         # A damaged session may have been restored from a copy.
-        return [file_signature(SessionPaths(self.path, name).session_json) for name in self._damaged]
+        return [file_signature(SessionPaths(self._root, name).session_json) for name in self._damaged]
 
     def _read(self) -> RunFile:
-        signature = file_signature(self.path / RUN_NAME)
+        signature = file_signature(self._root / RUN_NAME)
         try:
-            file = read_run(self.path)
+            file = read_run_there(self._root)
         except RecursionError as error:
             raise StoreError(f"{self.path / RUN_NAME} does not read ({error}); run `gradtap verify`") from error
         readers: dict[str, SessionReader] = {}
         damaged: dict[str, StoreError] = {}
         for name in file.sessions:
             try:
-                readers[name] = self._readers.get(name) or SessionReader(Session(self.path, name), self._files)
+                readers[name] = self._readers.get(name) or SessionReader(Session(self._root, name), self._files)
             except FormatVersionError:
                 # A newer gradtap went on with this run: without that session older attempts would pass for current.
                 raise

@@ -6,6 +6,7 @@ Here: `session.json`, read and checked before anything is allocated from it. Not
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import threading
@@ -19,10 +20,11 @@ from numpy.typing import NDArray
 
 from gradtap.config import Settings
 from gradtap.encode.codecs import CODECS
-from gradtap.errors import DamagedError, FormatVersionError
+from gradtap.errors import DamagedError, FormatVersionError, StoreError
 from gradtap.plan.chunks import array_chunks, param_arrays
 from gradtap.plan.schedule import Schedule
 from gradtap.read.row_arrays import RowArrays
+from gradtap.store.files import naming
 from gradtap.store.lock import is_alive, read_lock
 from gradtap.store.paths import SESSION_NAME, SessionPaths
 from gradtap.store.rows import RowSpec, read_rows
@@ -67,10 +69,16 @@ class SessionView:
 
 
 def file_signature(path: Path | str) -> Signature | None:
-    """What changes when a file does (inode, size, time of change); None where there is no file."""
+    """What changes when a file does (inode, size, time of change); None where there is no file.
+
+    Raises `StoreError` where that cannot be told.
+    """
     try:
-        stat = os.stat(path)
-    except FileNotFoundError:
+        with naming("look at", path):
+            stat = os.stat(path)
+    except StoreError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+            raise
         return None
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 

@@ -82,7 +82,7 @@ class SessionLedger:
         behind = np.flatnonzero(known == FIELDS_BY_NAME[marker].fill)
         if behind.size:
             first, last = int(behind[0]), int(behind[-1]) + 1
-            values[behind] = self._from_ranks(field, start + first, start + last)[behind - first]
+            values[behind] = self.from_ranks(field, start + first, start + last)[behind - first]
         return values
 
     def facts(self, steps: Sequence[int], param: int) -> list[tuple[float, int]]:
@@ -115,16 +115,16 @@ class SessionLedger:
         spec = self.session.arrays.get(f"_ledger/{name}")
         return _blank(FIELDS_BY_NAME[name], stop - start) if spec is None else self.session.read(spec, start, stop)
 
-    def _from_ranks(self, field: LedgerField, start: int, stop: int) -> Array:
+    def from_ranks(self, field: LedgerField, start: int, stop: int) -> Array:
         ranks = range(1 if field.merge == "first" else self.session.plan.world)
         merged = merge_field(field, [self._rank_rows(rank, field, start, stop) for rank in ranks])
         if field.name != "flags":
             return merged
-        touched = self._from_ranks(FIELDS_BY_NAME["touched"], start, stop)
+        touched = self.from_ranks(FIELDS_BY_NAME["touched"], start, stop)
         stored = np.array([p.stored for p in self.session.plan.params], bool)
         if touched.shape[1] != len(stored):
             return merged
-        written = self._from_ranks(FIELDS_BY_NAME["step"], start, stop) >= 0
+        written = self.from_ranks(FIELDS_BY_NAME["step"], start, stop) >= 0
         return settle_untouched(merged, touched, stored, written)
 
     def _rank_rows(self, rank: int, field: LedgerField, start: int, stop: int) -> Array:
@@ -141,10 +141,10 @@ class SessionLedger:
             captures = self.column("capture", start, stop)[unknown]
             committed = self.column("record", start, stop)[unknown] == 1
             wanted = committed & (captures >= 0)
-            values[unknown[wanted]] = self._captured_norms(captures[wanted].astype(np.int64))
+            values[unknown[wanted]] = self.captured_norms(captures[wanted].astype(np.int64))
         return values
 
-    def _captured_norms(self, captures: NDArray[np.int64]) -> Array:
+    def captured_norms(self, captures: NDArray[np.int64]) -> Array:
         """Global norms of what was captured: a parameter that the selection left out does not count."""
         l2 = self._summaries.rows("l2", captures, np.arange(len(self._summaries.names_of("l2"))))
         taken = self._summaries.taken(captures)

@@ -16,12 +16,22 @@ Steps = Iterable[int] | slice
 
 def one_step(step: Any) -> int:
     """`step` as an int. Raises `UsageError` for anything but a whole number."""
-    if not isinstance(step, bool | np.bool_):
+    return _whole(step, "step")
+
+
+def one_attempt(attempt: Any) -> int:
+    """`attempt` as an int. Raises `UsageError` for anything but a whole number."""
+    return _whole(attempt, "attempt")
+
+
+def _whole(value: Any, kind: str) -> int:
+    if not isinstance(value, bool | np.bool_):
         try:
-            return operator.index(step)
+            return operator.index(value)
         except TypeError:
             pass
-    raise UsageError(f"step is {step!r}; a step is a whole number, the first is 1")
+    article = "an" if kind == "attempt" else "a"
+    raise UsageError(f"{kind} is {value!r}; {article} {kind} is a whole number, the first is 1")
 
 
 def chosen_steps(steps: Any, known: Sequence[int]) -> tuple[int, ...]:

@@ -83,7 +83,8 @@ class SummaryReader:
             picked = block[captures[at:stop] - first].astype(np.float64)
             fill = float(spec.fill)
             for row in np.flatnonzero(_is_fill(picked, fill).all(axis=1)):
-                picked[row] = self._from_ranks(stat, int(captures[at + row]), fill)
+                capture = int(captures[at + row])
+                picked[row] = self.from_ranks(stat, capture, capture + 1)[0]
             if stat in COUNT_STATS:
                 picked[picked == fill] = np.nan
             out[at:stop] = picked[:, columns]
@@ -102,20 +103,28 @@ class SummaryReader:
             raise DamagedError(f"{self.session.paths.zarr}/_summary/{stat} is gone; run `gradtap verify`")
         return spec
 
-    def _from_ranks(self, stat: str, capture: int, fill: float) -> Array:
+    def from_ranks(self, stat: str, start: int, stop: int) -> Array:
+        """Captures `start` to `stop` of a statistic, merged here from the ranks' own rows; shaped as the merged array.
+
+        The fill where a piece of the parameter is nowhere. Raises `DamagedError` as `rows`.
+        """
         need = ("mean", "std") if stat == "std" else (stat,)
-        found = self._pieces(need)
-        width = len(found.whole)
-        if found.specs:
-            rows = {
-                name: np.concatenate([self.session.read(specs[i], capture, capture + 1) for specs in found.specs], 1)
-                for i, name in enumerate(need)
-            }
-            merged = merge_stats(rows, found.owner, found.count, width)[stat][0]
-        else:
-            merged = np.full(width, fill)
+        spec, found = self._merged(stat), self._pieces(need)
+        if not found.specs:
+            return spec.blank(stop - start)
+        rows = {
+            name: np.concatenate([self.session.read(specs[i], start, stop) for specs in found.specs], 1)
+            for i, name in enumerate(need)
+        }
+        merged = merge_stats(rows, found.owner, found.count, len(found.whole))[stat]
         # Of a parameter of which a piece is nowhere, nothing is known.
-        return np.where(found.whole, merged, fill)
+        merged[:, ~found.whole] = spec.fill
+        return merged
+
+    def ranks_row_bytes(self, stat: str) -> int:
+        """Raw bytes of one capture of a statistic in the rows of all ranks."""
+        found = self._pieces(("mean", "std") if stat == "std" else (stat,))
+        return sum(spec.row_bytes for specs in found.specs for spec in specs)
 
     def _find_pieces(self, need: tuple[str, ...]) -> _Pieces:
         plan = self.session.plan

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gradtap.encode.checksum import crc32c
 from gradtap.errors import DamagedError, GradtapError
 from gradtap.plan.chunks import rank_chunks
@@ -12,6 +15,7 @@ from gradtap.read.assemble import SessionReader
 from gradtap.read.chunks import Handle
 from gradtap.read.report import Findings
 from gradtap.read.verify_journals import Journals
+from gradtap.read.verify_norms import NormSums
 from gradtap.store.files import pread_all
 from gradtap.store.journal import JournalRecord
 from gradtap.store.shard import PAIR, is_sealed, read_entry, seal_crc
@@ -21,25 +25,50 @@ LOST = "the gradient of this parameter at this step is lost; restore the file fr
 SEAL = "the chunks themselves were compared one by one; restore the file from a copy of the run"
 
 
-def check_chunks(reader: SessionReader, journals: Journals, found: Findings) -> None:
-    """Every chunk of every committed record, and the seals of a session that was closed when the check began."""
+BLOCK_BYTES = 16 * 2**20
+BLOCK_CAPTURES = 1024
+
+
+def check_chunks(reader: SessionReader, journals: Journals, published: NDArray[np.int64], found: Findings) -> None:
+    """Every chunk of every committed record, and the seals of a session that was closed when the check began.
+
+    A deep check also compares the norms of the captures that `published` has (their steps, -1 elsewhere).
+    """
     lost: set[Path] = set()
     plan = reader.session.plan
-    for rank in range(plan.world):
-        for capture in range(journals.extent):
-            try:
-                record = reader.captures.record(rank, capture)
-            except GradtapError:
-                continue
-            if record is not None and record.state == "committed":
-                for chunk in rank_chunks(plan, rank):
-                    _check_chunk(reader, chunk, record, found, lost)
+    block = max(1, min(BLOCK_CAPTURES, BLOCK_BYTES // (16 * max(1, len(plan.params)))))
+    for start in range(0, journals.extent, block):
+        stop = min(journals.extent, start + block)
+        sums = NormSums(reader, start, stop) if found.deep else None
+        for rank in range(plan.world):
+            for capture in range(start, stop):
+                _check_record(reader, rank, capture, found, lost, sums)
+        if sums is not None:
+            known = journals.steps[: len(published)]
+            sums.compare(np.where(published[: len(known)] == known, known, -1), found)
     if journals.closed:
         _check_seals(reader, journals, found, lost)
 
 
+def _check_record(
+    reader: SessionReader, rank: int, capture: int, found: Findings, lost: set[Path], sums: NormSums | None
+) -> None:
+    try:
+        record = reader.captures.record(rank, capture)
+    except GradtapError:
+        return
+    if record is not None and record.state == "committed":
+        for chunk in rank_chunks(reader.session.plan, rank):
+            _check_chunk(reader, chunk, record, found, lost, sums)
+
+
 def _check_chunk(
-    reader: SessionReader, chunk: ChunkPlan, record: JournalRecord, found: Findings, lost: set[Path]
+    reader: SessionReader,
+    chunk: ChunkPlan,
+    record: JournalRecord,
+    found: Findings,
+    lost: set[Path],
+    sums: NormSums | None,
 ) -> None:
     path = reader.chunks.path(chunk, record.capture)
     if path in lost:
@@ -52,8 +81,9 @@ def _check_chunk(
             return
         crc = int(record.crcs[chunk.slot])
         found.checked["chunks"] += 1
-        if found.deep:
-            reader.chunks.values(chunk, record.capture, record.step, crc)
+        if sums is not None:
+            values = reader.chunks.values(chunk, record.capture, record.step, crc)
+            sums.add(record.capture, plan.arrays[chunk.array].param, values)
         else:
             reader.chunks.probe(chunk, record.capture, record.step, crc)
         found.checked["bytes"] += reader.chunks.last_bytes

@@ -28,7 +28,7 @@ class Journals:
     """The journals of a session, read once, record by record.
 
     After `check`: `extent` is the highest capture of any rank + 1, `steps[k]` the step of capture k where every rank
-    committed it, else -1, `unreadable` the captures of which some record is damaged, `rows` the ledger rows, `whole`
+    committed it, else -1, `times[k]` when the last of them did (else NaN), `unreadable` the captures of which some record is damaged, `rows` the ledger rows, `whole`
     whether every rank's journal reads, `closed` whether the session was when the check began.
     """
 
@@ -39,6 +39,7 @@ class Journals:
         self.extent = self.rows = 0
         self.whole = True
         self.steps: NDArray[np.int64] = np.empty(0, np.int64)
+        self.times: NDArray[np.float64] = np.empty(0)
         self.unreadable: set[int] = set()
         self._open: dict[int, JournalReader] = {}
 
@@ -105,6 +106,7 @@ class Journals:
     def _check_records(self) -> None:
         schedule = self._schedule()
         self.steps = np.full(self.extent, -1, np.int64)
+        self.times = np.full(self.extent, np.nan)
         why: dict[str, list[tuple[int, int | None]]] = defaultdict(list)
         for capture in range(self.extent):
             records = {rank: self._record(rank, capture) for rank in self._open}
@@ -115,6 +117,7 @@ class Journals:
             reason = self._incomplete(records)
             if reason is None and len(steps) == 1:
                 self.steps[capture] = steps.pop()
+                self.times[capture] = max(r.time for r in records.values() if r is not None)
             elif capture not in self.unreadable:
                 why[reason or "ranks recorded different steps under one number"].append((capture, due))
         if self.state != "live":
