@@ -112,3 +112,13 @@ def test_import_contracts_hold() -> None:
     environment = os.environ | {"PYTHONPATH": str(root), "NO_COLOR": "1"}
     done = subprocess.run([tool, "--no-cache"], cwd=root, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_test_says_its_fact() -> None:
+    """Each test has a docstring: what must hold, in a sentence."""
+    silent = []
+    for path in sorted(Path(__file__).parent.rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node):
+                silent.append(f"{path.name}:{node.lineno} {node.name}")
+    assert not silent, silent

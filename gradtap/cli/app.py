@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from gradtap.cli import demo, info, ls, show, steps, verify
-from gradtap.cli.exits import guarded
+from gradtap.cli.exits import escaping_streams, guarded
 from gradtap.errors import UsageError, nearest
 from gradtap.version import __version__
 
@@ -38,7 +38,8 @@ app = typer.Typer(
     help="Record every full gradient of a sharded training run, and read it back while training runs.",
     epilog=(
         "Exit codes: 0 done; 1 a check found something; 2 usage; 3 no readable run; 4 step or parameter not found; "
-        "5 damage; 8 an extra is not installed; 9 locked; 10 capture failed; 130 interrupted; 141 output closed."
+        "5 damage; 8 an extra is not installed; 9 locked; 10 capture failed; 130 interrupted; 141 output closed "
+        "or full."
     ),
 )
 
@@ -64,6 +65,7 @@ for _verb in (demo.demo, info.info, ls.ls, steps.steps, show.show, verify.verify
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (default: the process's own) and give its exit code. Prints; raises only for a bug."""
+    escaping_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if "_GRADTAP_COMPLETE" in os.environ:
         app(words, prog_name="gradtap")  # a shell asks for completions; ends the process

@@ -6,6 +6,9 @@ The codes come from the table in `gradtap.errors`; this file adds only what is n
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import json
 import os
 import sys
@@ -22,11 +25,17 @@ INTERRUPTED = 130
 """128 + SIGINT, as shells report it."""
 
 OUTPUT_CLOSED = 141
-"""128 + SIGPIPE, as shells report a writer whose reader left."""
+"""128 + SIGPIPE, as shells report a writer whose reader left; also for an output that takes no more."""
+
+OUTPUT_ERRORS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
+"""What a write to an output ends with that is closed, full or gone."""
 
 
 def guarded(run: Callable[[], object], arguments: Sequence[str]) -> int:
     """Run `run` and give the process's exit code. `arguments` are the user's words: they say how to print errors."""
+    if sys.stdout is None:
+        _say("gradtap: standard output is closed, so there is nowhere to write the answer to")
+        return OUTPUT_CLOSED
     try:
         run()
         sys.stdout.flush()
@@ -38,24 +47,46 @@ def guarded(run: Callable[[], object], arguments: Sequence[str]) -> int:
     except typer.TyperException as error:
         return _report(PROBLEMS[UsageError], error.format_message(), arguments)
     except (KeyboardInterrupt, typer.Abort):
-        sys.stderr.write("interrupted\n")
+        _say("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:
-        return _closed()
+    except OSError as error:
+        if not _of_output(error):
+            raise
+        return _closed(error)
+
+
+def escaping_streams() -> None:
+    """Have stdout and stderr escape what their encoding lacks: a name of any bytes must not end a verb."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _flushed(code: int) -> int:
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        return _closed()
+    except OSError as error:
+        return _closed(error)
     return code
 
 
-def _closed() -> int:
+def _of_output(error: OSError) -> bool:
+    # What gradtap reads and writes by itself becomes a StoreError, which names the file.
+    return error.filename is None and error.errno in OUTPUT_ERRORS
+
+
+def _closed(error: OSError) -> int:
     # The interpreter flushes stdout once more at exit; without this that would print a second error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno != errno.EPIPE:
+        _say(f"gradtap: cannot write to standard output: {error.strerror}; the answer is not whole")
     return OUTPUT_CLOSED
+
+
+def _say(text: str) -> None:
+    # Where stderr is lost too, the exit code alone has to do.
+    with contextlib.suppress(OSError, AttributeError, ValueError):
+        sys.stderr.write(text + "\n")
 
 
 def _report(problem: Problem, detail: str, arguments: Sequence[str]) -> int:
@@ -68,7 +99,7 @@ def _report(problem: Problem, detail: str, arguments: Sequence[str]) -> int:
             "exit_code": problem.exit_code,
             "detail": detail,
         }
-        sys.stderr.write(json.dumps(body) + "\n")
+        _say(json.dumps(body))
     elif detail:
-        sys.stderr.write(f"gradtap: {detail}\n")
+        _say(f"gradtap: {detail}")
     return problem.exit_code

@@ -30,7 +30,7 @@ def ls(
     """List parameters: name, shape, dtype, arrays, chunk, last norm, status."""
     form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=as_csv)
     at, rows = parameter_rows(opened(store), pattern, step)
-    title = f"norms of step {at}" if at is not None else "no complete step yet"
+    title = f"norms of step {at}" if at is not None else "no complete step yet" if rows else "no session yet"
     facts = {"store": store, "step": at}
     emit(Answer(verb="ls", facts=facts, rows=rows, rows_name="parameters", pictures=[_picture(rows, title)]), form)
 
@@ -54,8 +54,11 @@ def parameter_rows(run: Run, pattern: str, step: int | None) -> tuple[int | None
     """The step of the norms (None for a run without steps), and one row for each matching parameter.
 
     `arrays` counts the Zarr arrays of a parameter (0: not stored, more than 1: cut between owners); `chunk` is
-    the shape of one inner chunk without the capture axis. Raises `ParamNotFoundError` and `StepNotFoundError`.
+    the shape of one inner chunk without the capture axis. No rows for a run without sessions.
+    Raises `ParamNotFoundError` and `StepNotFoundError`.
     """
+    if not run.params and not run.sessions:
+        return None, []
     found = matching(run, pattern)
     steps = run.steps
     at = step if step is not None else int(steps[-1]) if len(steps) else None

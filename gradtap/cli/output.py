@@ -127,7 +127,9 @@ def to_json(value: Any) -> str:
     plain = _plain(value, lost)
     if lost:
         plain["nonfinite"] = {name: lost[name] for name in ("nan", "posinf", "neginf")}
-    return json.dumps(plain, allow_nan=False, ensure_ascii=False)
+    # What a stream escapes for want of a character is no escape of JSON.
+    encoding = getattr(sys.stdout, "encoding", None) or ""
+    return json.dumps(plain, allow_nan=False, ensure_ascii=encoding.lower().replace("-", "") != "utf8")
 
 
 def _plain(value: Any, lost: Counter[str]) -> Any:

@@ -19,10 +19,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from gradtap.cli.output import to_json
+from gradtap.config import Settings
 from gradtap.demo.options import Options
 from gradtap.demo.processes import run_group, tail, warnings_said
 from gradtap.demo.report import build_report, session_names, show_report
-from gradtap.errors import MissingExtraError
+from gradtap.errors import LockedError, MissingExtraError
+from gradtap.store.files import make_dirs
+from gradtap.store.lock import is_alive, read_lock
+from gradtap.store.runfile import refuse_foreign_folder
 
 TRAIN = "gradtap.demo.train"
 CHECK = "gradtap.demo.check"
@@ -37,9 +41,10 @@ def run_demo(options: Options) -> int:
     """Train, check and report. Returns 0 where the check held, 1 where it did not.
 
     Raises `MissingExtraError` (exit code 8) where a package is not installed, `CaptureError` (10) where training
-    failed or nothing was captured, and what opening the store raises.
+    failed or nothing was captured, and what `refuse_store` and opening the store raise.
     """
     need(options.engine)
+    refuse_store(Path(options.store))
     with tempfile.TemporaryDirectory(prefix="gradtap-demo-") as folder:
         work = Path(folder)
         options.save(work / "options.json")
@@ -68,6 +73,22 @@ def need(engine: str) -> None:
     if missing:
         raise MissingExtraError(
             f"the demo with engine {engine} needs {', '.join(missing)}, not installed here: pip install 'gradtap[demo]'"
+        )
+
+
+def refuse_store(store: Path) -> None:
+    """Say before any process is started that a store cannot be written.
+
+    Raises `StoreError` for a path that cannot be a folder, `NotARunError` for a folder of other things, and
+    `LockedError` for a run that another job writes.
+    """
+    refuse_foreign_folder(store)
+    make_dirs(store)
+    holder = read_lock(store)
+    if holder is not None and is_alive(holder, Settings().lock_stale, may_write=False):
+        raise LockedError(
+            f"{store} is being written by {holder.describe()}; wait until it has ended, or give another folder with "
+            "--store"
         )
 
 

@@ -13,6 +13,7 @@ Engine = Literal["deepspeed", "ddp", "torch"]
 ENGINES: tuple[str, ...] = get_args(Engine)
 STAGES = (1, 2)
 MOST_PROCESSES = 64
+MOST_SEED = 2**63 - 1
 
 ACCUMULATION = 2
 """Micro-batches in one optimizer step."""
@@ -50,8 +51,8 @@ class Options:
             raise UsageError(f"engine is {self.engine!r}; allowed are {', '.join(ENGINES)}")
         if self.stage not in STAGES:
             raise UsageError(f"stage is {self.stage}; the demo trains with ZeRO stage 1 or 2, such as --stage 2")
-        if self.seed < 0:
-            raise UsageError(f"seed is {self.seed}; allowed are 0 and up, such as --seed 1")
+        if not 0 <= self.seed <= MOST_SEED:
+            raise UsageError(f"seed is {self.seed}; allowed are 0 and up, to {MOST_SEED}, such as --seed 1")
         self._refuse_processes()
 
     def _refuse_processes(self) -> None:

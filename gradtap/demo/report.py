@@ -91,7 +91,11 @@ def captured(options: Options, before: frozenset[str]) -> tuple[Path, list[int]]
 def next_commands(store: str, session: Path, step: int) -> list[str]:
     """Commands to try, with the real path; each runs as it stands."""
     path, name = shlex.quote(store), "blocks.0.up.weight"
-    array = f"zarr.open_group({str(session / 'gradients.zarr')!r}, mode='r')[{_whole_array(session)!r}]"
+    group = zarr.open_group(session / "gradients.zarr", mode="r")
+    array = f"zarr.open_group({str(session / 'gradients.zarr')!r}, mode='r')[{_whole_array(group)!r}]"
+    # Not -1: the arrays of a session that was not closed are longer than what it captured.
+    numbers: Any = group["_step"]
+    capture = [int(number) for number in numbers[:]].index(step)
     return [
         f"gradtap info {path}",
         f"gradtap ls {path}",
@@ -99,7 +103,7 @@ def next_commands(store: str, session: Path, step: int) -> list[str]:
         f"gradtap show {path} {step} {name}",
         f"gradtap verify {path}",
         f'python -c "import gradtap; print(gradtap.open({store!r}).grad({name!r}, {step}))"',
-        f'python -c "import zarr; print({array}[-1])"',
+        f'python -c "import zarr; print({array}[{capture}])"',
     ]
 
 
@@ -156,7 +160,7 @@ def _complete(check: dict[str, Any], options: Options, steps: list[int]) -> dict
     return check | {"held": False, "problem": f"not captured in this session: steps {', '.join(map(str, absent))}"}
 
 
-def _whole_array(session: Path) -> str:
+def _whole_array(group: zarr.Group) -> str:
     # A parameter cut between two owners has an array for each ("name@start"), and arrays of facts begin with "_".
-    names = sorted(name for name, _ in zarr.open_group(session / "gradients.zarr", mode="r").arrays())
+    names = sorted(name for name, _ in group.arrays())
     return next(name for name in names if "@" not in name and not name.startswith("_"))

@@ -6,11 +6,13 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 from gradtap.errors import DamagedError
 from gradtap.plan.chunks import param_arrays
-from gradtap.types import ArrayPlan, ParamSpec, SessionPlan
+from gradtap.types import ArrayPlan, ParamSpec, ParamStatus, SessionPlan
+
+STATUSES: tuple[str, ...] = get_args(ParamStatus)
 
 
 def canonical_json(obj: Any) -> bytes:
@@ -35,7 +37,7 @@ def plan_from_json(found: Mapping[str, Any]) -> SessionPlan:
     try:
         params = tuple(_param_from_json(each) for each in found["params"])
         arrays = tuple(_array_from_json(each, seen) for each in found["arrays"])
-        plan = SessionPlan(world=int(found["world"]), params=params, arrays=arrays)
+        plan = SessionPlan(world=_count(found["world"]), params=params, arrays=arrays)
     except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise DamagedError(
             f"the session's plan does not read ({error!r}); restore session.json from a copy, or run gradtap verify"
@@ -110,13 +112,38 @@ def _param_to_json(spec: ParamSpec) -> dict[str, Any]:
 
 
 def _param_from_json(found: Mapping[str, Any]) -> ParamSpec:
+    status = _text(found["status"])
+    if status not in STATUSES:
+        raise ValueError(f"status {status!r}")
     return ParamSpec(
-        name=found["name"],
-        shape=tuple(int(n) for n in found["shape"]),
-        dtype=found["dtype"],
-        status=found["status"],
-        aliases=tuple(found["aliases"]),
+        name=_text(found["name"]),
+        shape=_counts(found["shape"]),
+        dtype=_text(found["dtype"]),
+        status=cast("ParamStatus", status),
+        aliases=tuple(_text(alias) for alias in _list(found["aliases"])),
     )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} where a text belongs")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} where a list belongs")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**62:
+        raise TypeError(f"{value!r} where a count belongs")
+    return value
+
+
+def _counts(value: Any) -> tuple[int, ...]:
+    return tuple(_count(n) for n in _list(value))
 
 
 def _array_to_json(array: ArrayPlan, known: dict[int, list[list[int]]]) -> dict[str, Any]:
@@ -141,15 +168,15 @@ def _array_from_json(found: Mapping[str, Any], seen: dict[tuple[int, ...], tuple
     grid = zip(found["shape"], found["shard"], strict=True)
     owners = owners_of(found["owners"], math.prod(-(-int(n) // int(s)) for n, s in grid))
     return ArrayPlan(
-        name=found["name"],
-        param=found["param"],
-        start=found["start"],
-        stop=found["stop"],
-        shape=tuple(found["shape"]),
-        dtype=found["dtype"],
-        time=found["time"],
-        shard=tuple(found["shard"]),
-        chunk=tuple(found["chunk"]),
+        name=_text(found["name"]),
+        param=_count(found["param"]),
+        start=_count(found["start"]),
+        stop=_count(found["stop"]),
+        shape=_counts(found["shape"]),
+        dtype=cast("Literal['float32', 'float64']", _text(found["dtype"])),
+        time=_count(found["time"]),
+        shard=_counts(found["shard"]),
+        chunk=_counts(found["chunk"]),
         owners=seen.setdefault(owners, owners),
     )
 

@@ -20,7 +20,9 @@ def folder_of(path: object) -> Path:
     """The path of a run's folder. Raises `UsageError` for what is no path, or an address."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text:
-        raise UsageError(f"the path of a run is {path!r}; give the folder of a run as text, such as 'runs/mine.gradtap'")
+        raise UsageError(
+            f"the path of a run is {path!r}; give the folder of a run as text, such as 'runs/mine.gradtap'"
+        )
     if "://" in text:
         raise UsageError(f"{text!r} is an address; this version opens folders only: give the path of a run's folder")
     return Path(text)

@@ -46,7 +46,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     """Open a run for reading: the folder that was given to `gradtap.attach`. Needs no torch; the run may be live.
 
     Reads metadata alone: the cost does not grow with the number of captures. Raises `NotARunError` for a folder that
-    holds no run, `UsageError` for what is no path, `FormatVersionError` for a newer format, `DamagedError` and `StoreError` where metadata does not read.
+    holds no run, `UsageError` for what is no path, `FormatVersionError` for a newer format, `DamagedError` and
+    `StoreError` where metadata does not read.
     A session that does not read is left out and named by `run.sessions` (state "damaged"), as long as another one does.
     """
     return Run(folder_of(path))

@@ -38,6 +38,7 @@ Signature = tuple[int, int, int]
 MOST_CHUNK_BYTES = 2**30
 MOST_INDEX_ENTRIES = 2**24
 MOST_GROUPS = 10**6
+MOST_STEPS = 2**62
 
 CURE = "run `gradtap verify` on the run for the whole picture"
 
@@ -165,12 +166,15 @@ class Session:
 
     @property
     def schedule(self) -> Schedule | None:
-        """The schedule as of now; None before the session's first step."""
+        """The schedule as of now; None before the session's first step. Raises `DamagedError`."""
         path = self.paths.schedule_log
         with self._lock:
             seen = file_signature(path)
             if self._schedule is None or self._schedule[0] != seen:
-                self._schedule = seen, (read_schedule(path) if seen else None)
+                found = read_schedule(path) if seen else None
+                if found is not None and not 0 <= found.first_step < MOST_STEPS:
+                    raise DamagedError(f"{path}: {found.first_step} is no step to begin with; {CURE}")
+                self._schedule = seen, found
             return self._schedule[1]
 
     @property
@@ -213,6 +217,9 @@ def check_head(head: SessionHead, file: Path) -> None:
     groups = head.engine.get("groups")
     if not (type(groups) is int and 0 <= groups <= MOST_GROUPS):
         raise DamagedError(f"{file}: {groups!r} is no number of parameter groups; {CURE}")
+    name, settings = head.engine.get("name"), head.engine.get("settings", {})
+    if not (isinstance(name, str) and isinstance(settings, dict)):
+        raise DamagedError(f"{file}: {name!r} is no name of an engine, or {settings!r} not its settings; {CURE}")
 
 
 def check_plan(plan: SessionPlan, file: Path) -> None:
@@ -226,6 +233,8 @@ def check_plan(plan: SessionPlan, file: Path) -> None:
         name = array.name
         if not name or "/" in name or "\\" in name or "\0" in name or name.startswith((".", "_")):
             raise DamagedError(f"{file}: an array is called {name!r}, which no writer makes; {CURE}")
+        if array.dtype not in ("float32", "float64"):
+            raise DamagedError(f"{file}: array {name!r} is of dtype {array.dtype!r}, which no writer makes; {CURE}")
         if not 0 <= array.param < len(plan.params):
             raise DamagedError(
                 f"{file}: array {name!r} belongs to parameter {array.param}, which is not listed; {CURE}"

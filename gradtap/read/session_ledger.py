@@ -116,6 +116,7 @@ class SessionLedger:
         return _blank(FIELDS_BY_NAME[name], stop - start) if spec is None else self.session.read(spec, start, stop)
 
     def from_ranks(self, field: LedgerField, start: int, stop: int) -> Array:
+        """Rows `start` to `stop` of a field, merged here from the ranks' own rows. Raises `DamagedError`."""
         ranks = range(1 if field.merge == "first" else self.session.plan.world)
         merged = merge_field(field, [self._rank_rows(rank, field, start, stop) for rank in ranks])
         if field.name != "flags":

@@ -103,7 +103,7 @@ def _captures_of(run: Path, name: str) -> int | None:
     """Captures that any rank committed in a session; None where its journals hold something that does not read."""
     paths = SessionPaths(run, name)
     seen: set[int] = set()
-    for file in sorted(paths.journal(0).parent.glob("r*")):
+    for file in sorted(f for f in paths.journal(0).parent.glob("r*") if f.name[1:].isdigit()):
         try:
             with JournalReader(file) as journal:
                 heads = (journal.head(capture) for capture in range(journal.last() + 1))

@@ -28,8 +28,9 @@ class Journals:
     """The journals of a session, read once, record by record.
 
     After `check`: `extent` is the highest capture of any rank + 1, `steps[k]` the step of capture k where every rank
-    committed it, else -1, `times[k]` when the last of them did (else NaN), `unreadable` the captures of which some record is damaged, `rows` the ledger rows, `whole`
-    whether every rank's journal reads, `closed` whether the session was when the check began.
+    committed it, else -1, `times[k]` when the last of them did (else NaN), `unreadable` the captures of
+    which some record is damaged, `rows` the ledger rows, `whole` whether every rank's journal reads, `closed` whether
+    the session was when the check began.
     """
 
     def __init__(self, reader: SessionReader, found: Findings, *, state: SessionState) -> None:

@@ -20,7 +20,7 @@ from gradtap.config import Settings
 from gradtap.encode.checksum import crc32c
 from gradtap.errors import DamagedError, FormatVersionError, OtherModelError, RendezvousError, StoreError
 from gradtap.plan.serial import canonical_json, first_difference, plan_from_json, plan_to_json
-from gradtap.store.files import make_dirs, write_atomic
+from gradtap.store.files import field_of, make_dirs, write_atomic
 from gradtap.store.growth import write_group
 from gradtap.store.paths import SessionPaths, session_folders
 from gradtap.store.row_specs import RowLayout
@@ -139,22 +139,29 @@ def read_head(paths: SessionPaths) -> SessionHead:
         fields = json.loads(text)
         _check_format(paths, fields)
         return SessionHead(
-            session=str(fields["session"]),
-            nonce=str(fields["nonce"]),
-            created=float(fields["created"]),
-            closed=None if fields["closed"] is None else float(fields["closed"]),
-            engine=dict(fields["engine"]),
-            plan=plan_from_json(fields["plan"]),
-            codec=str(fields["codec"]),
-            summary=str(fields["summary"]),
-            settings=dict(fields["settings"]),
-            versions=dict(fields["versions"]),
+            session=field_of(fields, "session", str, paths.session_json),
+            nonce=field_of(fields, "nonce", str, paths.session_json),
+            created=field_of(fields, "created", float, paths.session_json),
+            closed=None if fields["closed"] is None else field_of(fields, "closed", float, paths.session_json),
+            engine=field_of(fields, "engine", dict, paths.session_json),
+            plan=_plan(paths, fields["plan"]),
+            codec=field_of(fields, "codec", str, paths.session_json),
+            summary=field_of(fields, "summary", str, paths.session_json),
+            settings=field_of(fields, "settings", dict, paths.session_json),
+            versions=field_of(fields, "versions", dict, paths.session_json),
         )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise DamagedError(
             f"{paths.session_json} is not a session file ({type(error).__name__}: {error}); "
             f"run `gradtap verify {paths.run}`"
         ) from error
+
+
+def _plan(paths: SessionPaths, fields: Any) -> SessionPlan:
+    try:
+        return plan_from_json(fields)
+    except DamagedError as error:
+        raise DamagedError(f"{paths.session_json}: {error}; run `gradtap verify {paths.run}`") from error
 
 
 def _check_format(paths: SessionPaths, fields: Any) -> None:

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
 from gradtap.cli.app import main
-from gradtap.cli.exits import guarded
+from gradtap.cli.exits import OUTPUT_CLOSED, guarded
 from gradtap.errors import PROBLEMS, GradtapError
+from gradtap.store.runfile import create_run
+from tests.support.synthetic import Job, spec
 
 
 def raising(error: BaseException) -> Any:
@@ -121,3 +125,90 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_words_show_the_help() -> None:
     """`gradtap` alone is a usage error that shows the help."""
     assert main([]) == 2
+
+
+def shell(line: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """A line of bash in which `$G` is gradtap; the exit code is that of the first command of a pipe."""
+    command = f"{sys.executable} -m gradtap"
+    environment = os.environ | {"G": command} | more
+    return subprocess.run(
+        ["bash", "-c", f"{line}; exit ${{PIPESTATUS[0]}}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        errors="surrogateescape",
+    )
+
+
+@pytest.fixture(scope="module")
+def strange(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A closed run whose parameters have names that few encodings hold, one of them no encoding at all."""
+    params = (spec("w\u00e9ights.\U0001f600", 3), spec("lone.\udcff", 4))
+    job = Job(run=tmp_path_factory.mktemp("strange") / "r.gradtap", params=params, world=1, kind="whole").steps([1, 2])
+    job.close()
+    return job.run
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("words", ["info {}", "ls {} --json", "verify {} --json", "--help"])
+def test_an_output_that_is_full_is_one_line(words: str, strange: Path) -> None:
+    """A full disk behind stdout ends with one line on stderr, a code other than 0, and no traceback."""
+    done = shell(f"$G {words.format(strange)} > /dev/full")
+    assert done.returncode == OUTPUT_CLOSED
+    assert "cannot write to standard output" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_output_that_is_closed_is_one_line(strange: Path) -> None:
+    """Without a stdout there is one line on stderr; without a stderr too, the code alone."""
+    done = shell(f"$G info {strange} >&-")
+    assert done.returncode == OUTPUT_CLOSED
+    assert done.stderr == "gradtap: standard output is closed, so there is nowhere to write the answer to\n"
+    assert shell(f"$G info {strange} >&- 2>&-").returncode == OUTPUT_CLOSED
+
+
+@pytest.mark.parametrize(
+    "words", ["ls {}", "ls {} --csv", "info {}", "show {} 1 lone.w", "steps {}", "ls {} nothing-like-it"]
+)
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_names_that_an_encoding_lacks_are_escaped(words: str, encoding: str, strange: Path) -> None:
+    """No name ends a verb, whatever the terminal's encoding."""
+    done = shell(f"$G {words.format(strange)}", LC_ALL="C", PYTHONIOENCODING=encoding)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == (4 if "nothing" in words or "show" in words else 0), done.stderr
+    if words == "ls {}":
+        assert "lone.\\udcff" in done.stdout
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_json_stays_json_in_any_encoding(encoding: str, strange: Path) -> None:
+    """Names come back from JSON as they were."""
+    done = shell(f"$G ls {strange} --json", LC_ALL="C", PYTHONIOENCODING=encoding)
+    names = [row["name"] for row in json.loads(done.stdout)["parameters"]]
+    assert names == ["w\u00e9ights.\U0001f600", "lone.\udcff"]
+
+
+def test_a_reader_that_takes_one_byte(tmp_path: Path) -> None:
+    """A large answer into `head -c 1` ends with 128 + SIGPIPE and says nothing."""
+    params = tuple(spec(f"layers.{i}.{'x' * 100}.weight", 1) for i in range(1000))
+    job = Job(run=tmp_path / "r", params=params, world=1, kind="whole").steps([1])
+    job.close()
+    done = shell(f"$G ls {job.run} | head -c 1")
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("verb", ["info", "ls", "steps", "verify"])
+def test_a_file_is_no_run(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file where a folder belongs is exit code 3 with a word on what to give."""
+    file = tmp_path / "passwd"
+    file.write_text("x")
+    assert main([verb, str(file)]) == 3
+    assert "is a file" in capsys.readouterr().err
+
+
+def test_ls_before_the_first_session(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run without sessions has nothing to list, and `ls` says why."""
+    create_run(tmp_path / "r")
+    assert main(["ls", str(tmp_path / "r")]) == 0
+    assert "no session yet" in capsys.readouterr().out

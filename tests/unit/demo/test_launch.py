@@ -12,10 +12,12 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
+from gradtap.cli.app import main
 from gradtap.demo import launch
 from gradtap.demo.launch import Watcher, need, run_check, run_demo
 from gradtap.demo.options import Options
-from gradtap.errors import CaptureError, MissingExtraError, problem_of
+from gradtap.errors import CaptureError, LockedError, MissingExtraError, NotARunError, StoreError, problem_of
+from gradtap.store.lock import RunLock
 
 
 def test_the_parent_imports_no_engine() -> None:
@@ -83,3 +85,32 @@ def test_events_are_followed_line_by_line(tmp_path: Path) -> None:
         watch.poll()
         assert bar.tasks[0].completed == 2
     assert watch.facts == {"device": "cpu", "step": 2, "first_loss": 5.0, "loss": 4.0}
+
+
+@pytest.mark.parametrize("store", ["/dev/full", "/dev/full/x"])
+def test_a_store_that_cannot_be_a_folder(store: str) -> None:
+    """Exit code 3 with the reason, before any process is started."""
+    with pytest.raises(StoreError, match="is a file") as caught:
+        run_demo(Options(store=store))
+    assert problem_of(caught.value).exit_code == 3
+
+
+def test_a_folder_of_other_things(tmp_path: Path) -> None:
+    """A folder that holds no run but other files is refused and left as it is."""
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(NotARunError, match=r"thesis\.tex"):
+        run_demo(Options(store=str(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_store_that_another_job_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A locked run is exit code 9, and the message names who holds it."""
+    store = tmp_path / "run.gradtap"
+    store.mkdir()
+    lock = RunLock.acquire(store, "0" * 32, stale_after=60)
+    assert main(["demo", "--store", str(store)]) == 9
+    assert f"process {os.getpid()}" in capsys.readouterr().err
+    with pytest.raises(LockedError) as caught:
+        RunLock.acquire(store, "1" * 32, stale_after=60)
+    assert problem_of(caught.value).exit_code == 9
+    lock.release()

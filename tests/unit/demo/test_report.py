@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import io
+import shlex
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from gradtap.demo.report import show_report
+from gradtap.demo.report import next_commands, show_report
+from tests.support.synthetic import Job
 
 STEP = {"step": 1, "parameters": 2, "missing": [], "unexpected": [], "largest_error": 2e-7, "largest_name": "a[0]"}
 REPORT: dict[str, Any] = {
@@ -65,3 +70,17 @@ def test_a_check_that_did_not_hold_says_why(check: dict[str, Any], part: str) ->
     text = _shown(REPORT | {"check": check})
     assert "check did not hold" in text
     assert part in text
+
+
+@pytest.mark.parametrize("ends", ["close", "kill"])
+def test_the_proposed_zarr_command_prints_the_step(ends: str, tmp_path: Path) -> None:
+    """The command names a capture that exists in a closed session and in one that nobody closed."""
+    job = Job(run=tmp_path / "demo run.gradtap").steps(range(1, 6))
+    job.flush()
+    job.wait_published(5)
+    getattr(job, ends)()
+    command = next_commands(str(job.run), job.paths.root, 5)[-1]
+    inner = shlex.split(command)[2]
+    done = subprocess.run([sys.executable, "-c", inner], capture_output=True, text=True, check=True)
+    assert "nan" not in done.stdout
+    assert done.stdout.strip()
