@@ -63,8 +63,15 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "attach":
-        from gradtap.tap import attach
-
+        try:
+            from gradtap.tap import attach
+        except ModuleNotFoundError as error:
+            if error.name not in ("torch", "accelerate", "deepspeed"):
+                raise
+            raise MissingExtraError(
+                f"attach needs {error.name}, which is not installed: pip install 'gradtap[train]' (with DeepSpeed: "
+                "'gradtap[deepspeed]')"
+            ) from error
         return attach
     if name == "open":
         from gradtap.read import open

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from gradtap.errors import ParamNotFoundError, UsageError
+from gradtap.errors import ParamNotFoundError, UsageError, nearest
 
 if TYPE_CHECKING:
     from gradtap.types import ParamSpec
@@ -50,7 +50,19 @@ def select_params(select: Select | None, params: Sequence[ParamSpec]) -> frozens
         if not callable(select):
             raise
         raise UsageError(f"the select function failed: {type(error).__name__}: {error}") from error
+    known = [p.name for p in params if p.stored]
+    if not callable(select):
+        _refuse_idle_globs([select] if isinstance(select, str) else list(select), known)
     if not chosen:
-        known = [p.name for p in params if p.stored]
         raise ParamNotFoundError(f"select {select!r} names no captured parameter; there are {', '.join(known[:5])} ...")
     return chosen
+
+
+def _refuse_idle_globs(globs: Sequence[str], known: Sequence[str]) -> None:
+    """A glob that matches nothing is a typo, most of all in an exclusion."""
+    for glob in globs:
+        bare = glob.removeprefix("!")
+        if not any(fnmatchcase(name, bare) for name in known):
+            near = nearest(bare.strip("*."), {part for name in known for part in (name, name.rsplit(".", 1)[-1])})
+            there = near or f"; there are {', '.join(known[:5])} ..."
+            raise ParamNotFoundError(f"select {glob!r} names no captured parameter{there}")

@@ -20,6 +20,7 @@ from gradtap.capture.source import GradSource
 from gradtap.capture.staging import Staging
 from gradtap.config import Settings
 from gradtap.errors import AttachError, UsageError
+from gradtap.flags import MODIFIED_AFTER_BACKWARD
 from gradtap.matching import Select, select_params
 from gradtap.options import AttachOptions, check_options
 from gradtap.plan.chunks import rank_chunks
@@ -150,6 +151,7 @@ class Tap:
             self._job = join_job(request, self._settings, self._plan, facts, rendezvous, self._prepare)
             self._recorder.start()
             atexit.register(self._at_exit)
+            self._introduce()
         except BaseException:
             self._undo()
             raise
@@ -192,6 +194,10 @@ class Tap:
         Raises `CaptureError` for a failure of the recorder under `on_error="raise"`; all is closed even then.
         """
         self._close(self._settings.close_timeout)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "recording" if self._recording else "stopped"
+        return f"<gradtap tap on {self._source.facts.name}, {state}: {self.path}, session {self.session}>"
 
     def __enter__(self) -> Tap:
         return self
@@ -243,6 +249,8 @@ class Tap:
             parts.append(self._job.leave)
         failures = [error for part in parts if (error := _failure_of(part)) is not None]
         self._recording = False
+        if self._source.facts.rank == 0 and not failures:
+            self._voice.tell(f"{self._recorder.committed} captures recorded into {self.path}, session {self.session}")
         if self._drops > 1:
             self._voice.report(f"{self._drops} captures were dropped for want of buffers; the ledger marks them")
         for error in failures:
@@ -253,7 +261,10 @@ class Tap:
         if step is None:
             return
         due = self._due(step)
-        self._recorder.begin(self._source.step_facts(step), capture=due, wanted=self._wanted)
+        facts = self._source.step_facts(step)
+        if facts.flags & MODIFIED_AFTER_BACKWARD:
+            self._say_modified(step)
+        self._recorder.begin(facts, capture=due, wanted=self._wanted)
         self._open_step = self._step = step
         dropped = due and self._options.on_full == "drop" and not self._staging.room()
         if dropped:
@@ -310,6 +321,26 @@ class Tap:
         if self._open_step is not None:
             step, self._open_step = self._open_step, None
             self._recorder.outcome(step, self._source.outcome())
+
+    def _introduce(self) -> None:
+        """One line on rank 0: what is recorded, where to, and what was there before."""
+        facts, params = self._source.facts, self._source.params
+        if facts.rank != 0 or self._job is None:
+            return
+        stored = sum(param.stored for param in params) if self._wanted is None else len(self._wanted)
+        again = "" if self._job.first else "; the run has earlier sessions, a step recorded again is a new attempt"
+        self._voice.tell(
+            f"recording {facts.name} on {facts.world} process{'es' if facts.world > 1 else ''}, {stored} of "
+            f"{len(params)} parameters, into {self.path}, session {self.session}{again}"
+        )
+
+    def _say_modified(self, step: int) -> None:
+        self._voice.once(
+            "modified",
+            f"something changed the gradients between backward and step {step} (clipping by torch's own function, or a "
+            "GradScaler): what is recorded is the changed gradient, flagged modified-after-backward. "
+            "accelerator.clip_grad_norm_ is seen, and the gradient taken before it",
+        )
 
     def _refuse_drop_of_large_steps(self) -> None:
         staging = self._staging

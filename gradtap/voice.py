@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 
 from gradtap.errors import CaptureError
@@ -17,6 +18,14 @@ class Voice:
         self.raise_errors = raise_errors
         self._said: set[str] = set()
         self._lock = threading.Lock()
+
+    def tell(self, message: str) -> None:
+        """Say what goes as it should: to the logger where the program has set logging up, else to standard error."""
+        if logging.getLogger().handlers or logger.handlers:
+            logger.info("%s", message)
+        elif sys.stderr is not None:
+            sys.stderr.write(f"[gradtap] {message}\n")
+            sys.stderr.flush()
 
     def report(self, message: str) -> None:
         """Say a message."""

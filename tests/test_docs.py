@@ -41,8 +41,8 @@ class Block(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.attn = torch.nn.ModuleDict({"qkv": torch.nn.Linear(8, 24)})
-        self.mlp = torch.nn.ModuleDict({"up": torch.nn.Linear(24, 4)})
+        self.attention = torch.nn.ModuleDict({"qkv": torch.nn.Linear(8, 24)})
+        self.up = torch.nn.Linear(24, 4)
 
 
 class Model(torch.nn.Module):
@@ -51,7 +51,7 @@ class Model(torch.nn.Module):
         self.blocks = torch.nn.ModuleList([Block(), Block()])
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        return sum(block.mlp["up"](block.attn["qkv"](batch)).square().mean() for block in self.blocks)
+        return sum(block.up(block.attention["qkv"](batch)).square().mean() for block in self.blocks)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_the_query_example_runs(place: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(place)
     names: dict[str, Any] = {}
     exec(example(README, "query"), names)
-    whole = names["run"].grad("blocks.0.attn.qkv.weight", 3)
+    whole = names["run"].grad("blocks.0.attention.qkv.weight", 3)
     assert np.array_equal(np.asarray(names["g"]), np.asarray(whole)[0:8, ::2])
 
 
@@ -94,8 +94,8 @@ def test_the_zarr_example_gives_the_same_numbers(place: Path, monkeypatch: pytes
     monkeypatch.chdir(place)
     names: dict[str, Any] = {}
     exec(example(README, "zarr"), names)
-    found = names["group"]["blocks.0.attn.qkv.weight"][names["k"]]
-    assert np.array_equal(found, np.asarray(gradtap.open("runs/mine.gradtap").grad("blocks.0.attn.qkv.weight", 3)))
+    found = names["group"]["blocks.0.attention.qkv.weight"][names["k"]]
+    assert np.array_equal(found, np.asarray(gradtap.open("runs/mine.gradtap").grad("blocks.0.attention.qkv.weight", 3)))
 
 
 def test_the_format_examples_run(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_commands_of_the_readme_run(place: Path, command: str) -> None:
     """Each verb line works as written, PARAM standing for a parameter, and with --json."""
-    words = shlex.split(command.replace("PARAM", "blocks.0.attn.qkv.weight"))[1:]
+    words = shlex.split(command.replace("PARAM", "blocks.0.attention.qkv.weight"))[1:]
     for more in ([], ["--json"]):
         done = subprocess.run(
             [sys.executable, "-m", "gradtap", *words, *more],

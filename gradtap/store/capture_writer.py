@@ -71,6 +71,7 @@ class CaptureWriter:
         self._groups = max(head.layout.groups, 1)
         self._open: _Open | None = None
         self._unsynced = 0
+        self.committed = 0
 
     def begin(self, facts: StepFacts, *, capture: bool, wanted: frozenset[int] | None) -> None:
         """Open a step. `wanted`: parameters selected for capture, None for all."""
@@ -207,6 +208,7 @@ class CaptureWriter:
             present=written.present,
         )
         self._journal.write(record)
+        self.committed += state == "committed"
         if sync:
             self._journal.sync()
             self._unsynced = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
@@ -14,11 +15,13 @@ from gradtap.errors import RendezvousError
 from gradtap.store.files import make_dirs
 from gradtap.store.lock import RunLock
 from gradtap.store.paths import SessionPaths
-from gradtap.store.runfile import add_session, create_run, refuse_foreign_folder
+from gradtap.store.runfile import RUN_NAME, add_session, create_run, refuse_foreign_folder
 from gradtap.store.session import create_session, wait_session
 from gradtap.types import EngineFacts, SessionPlan
 
 T = TypeVar("T")
+
+FIRST_SESSION = "0000"
 
 Prepare = Callable[[SessionPaths, RunLock | None], T]
 """Makes what a rank needs in the session, before it says that it is ready."""
@@ -64,6 +67,8 @@ class Job(Generic[T]):
     paths: SessionPaths
     lock: RunLock | None
     prepared: T
+    first: bool
+    """Whether this is the run's first session."""
 
     def leave(self) -> None:
         """Give the lock back, where this rank holds it."""
@@ -92,7 +97,7 @@ def join_job(
     prepared = prepare(paths, None)
     meeting.ready(None)
     meeting.verdict()
-    return Job(paths, None, prepared)
+    return Job(paths, None, prepared, paths.name == FIRST_SESSION)
 
 
 def _lead(
@@ -107,6 +112,7 @@ def _lead(
     refuse_foreign_folder(request.store)
     make_dirs(request.store)
     lock = RunLock.acquire(request.store, nonce, stale_after=settings.lock_stale)
+    fresh = not (request.store / RUN_NAME).exists()
     try:
         create_run(request.store, request.store.name.removesuffix(".gradtap"))
         paths = create_session(
@@ -121,9 +127,19 @@ def _lead(
         prepared = _list_when_met(request, paths, nonce, meeting, lambda: prepare(paths, lock))
     except BaseException:
         lock.release()
+        if fresh:
+            _remove_empty(request.store)
         raise
     meeting.conclude(None)
-    return Job(paths, lock, prepared)
+    return Job(paths, lock, prepared, paths.name == FIRST_SESSION)
+
+
+def _remove_empty(run_dir: Path) -> None:
+    """Take back a run that was only just made and in which no session came about."""
+    with contextlib.suppress(OSError):
+        (run_dir / "sessions").rmdir()
+        (run_dir / RUN_NAME).unlink()
+        run_dir.rmdir()
 
 
 def _refuse_other_terms(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:

@@ -69,6 +69,11 @@ class RankRecorder:
         """The schedule as last read by the background thread; None before the first step."""
         return self._numbering.schedule
 
+    @property
+    def committed(self) -> int:
+        """Captures that this rank has committed so far."""
+        return self._writer.committed
+
     def start(self) -> None:
         """Start the background thread, and on rank 0 the one that publishes complete captures."""
         self._thread.start()

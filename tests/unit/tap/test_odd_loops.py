@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 
 import gradtap
 from gradtap.store.runfile import read_run
-from tests.unit.tap.test_attach import Training
+from tests.unit.tap.test_attach import ROOT, Training
 
 
 class Odd(torch.optim.SGD):
@@ -182,3 +184,43 @@ def test_whole_numbers_of_numpy_are_taken(tmp_path: Path) -> None:
     with gradtap.attach(training.pair, tmp_path / "a.gradtap", every=np.int64(2), first_step=np.int64(5)):
         training.steps(3)
     assert list(gradtap.open(tmp_path / "a.gradtap").steps) == [6]
+
+
+def test_clipping_that_escapes_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """torch's own clipping in a native loop changes what is recorded: flagged in every reader's answer, and said."""
+    training = Training()
+    with gradtap.attach(training.pair, tmp_path / "a.gradtap"):
+        for _ in range(3):
+            (training.model.weight * 3).sum().backward()
+            torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.01)
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+    run = gradtap.open(tmp_path / "a.gradtap")
+    assert all("modified-after-backward" in run.grad("weight", step).flags for step in run.steps)
+    assert caplog.text.count("modified-after-backward") == 1
+
+
+def test_what_is_recorded_is_said_at_attach(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Engine, processes, parameters and store; on a run that has sessions already, that steps become attempts."""
+    caplog.set_level("INFO", logger="gradtap")
+    for _ in range(2):
+        training = Training()
+        with gradtap.attach(training.pair, tmp_path / "a.gradtap", select="weight"):
+            training.steps(1)
+    told = [record.message for record in caplog.records if "recording" in record.message]
+    assert "torch on 1 process, 1 of 2 parameters" in told[0] and "attempt" not in told[0]
+    assert "new attempt" in told[1] and "0001" in told[1]
+
+
+def test_attach_without_torch_says_what_to_install() -> None:
+    """A base install has no torch: the error names the extra, and reading works."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import gradtap\n"
+        "try:\n    gradtap.attach\nexcept gradtap.MissingExtraError as error:\n    print(error)\n"
+        "gradtap.open\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "pip install 'gradtap[train]'" in done.stdout
