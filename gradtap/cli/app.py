@@ -37,9 +37,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Record every full gradient of a sharded training run, and read it back while training runs.",
     epilog=(
-        "Exit codes: 0 done; 1 a check found something; 2 usage; 3 no readable run; 4 step or parameter not found; "
-        "5 damage; 8 an extra is not installed; 9 locked; 10 capture failed; 130 interrupted; 141 output closed "
-        "or full."
+        "Exit codes: 0 done; 1 a check did not hold, or another error of gradtap; 2 usage; 3 no readable run; "
+        "4 step or parameter not found; 5 damage; 8 an extra is not installed; 9 locked; 10 capture failed; "
+        "130 interrupted; 141 output closed or full."
     ),
 )
 

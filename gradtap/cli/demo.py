@@ -19,7 +19,10 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Train a small model and record every gradient; exit code 1 when the check of three steps fails."""
+    """Train a small model, record every gradient, check three steps.
+
+    Exit code 1 when the check fails.
+    """
     from gradtap.demo.launch import run_demo
     from gradtap.demo.options import Options
 

@@ -11,6 +11,8 @@ import errno
 import io
 import json
 import os
+import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 
@@ -26,6 +28,9 @@ INTERRUPTED = 130
 
 OUTPUT_CLOSED = 141
 """128 + SIGPIPE, as shells report a writer whose reader left; also for an output that takes no more."""
+
+VERBS = {"run.params": "ls", "run.steps": "steps", "run.sessions": "info"}
+"""What shows on the command line what an error's text calls by its name in Python."""
 
 OUTPUT_ERRORS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 """What a write to an output ends with that is closed, full or gone."""
@@ -43,7 +48,7 @@ def guarded(run: Callable[[], object], arguments: Sequence[str]) -> int:
     except typer.Exit as leave:
         return _flushed(leave.exit_code)
     except GradtapError as error:
-        return _report(problem_of(error), str(error), arguments)
+        return _report(problem_of(error), in_verbs(str(error), arguments), arguments)
     except typer.TyperException as error:
         return _report(PROBLEMS[UsageError], error.format_message(), arguments)
     except (KeyboardInterrupt, typer.Abort):
@@ -60,6 +65,14 @@ def escaping_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def in_verbs(text: str, arguments: Sequence[str]) -> str:
+    """An error's text with the verbs that show what its Python names would."""
+    store = shlex.quote(arguments[1]) if len(arguments) > 1 and not arguments[1].startswith("-") else "STORE"
+    for name, verb in VERBS.items():
+        text = re.sub(rf"(?<![\w.`]){re.escape(name)}(?![\w(])", f"`gradtap {verb} {store}`", text)
+    return text.replace("with partial=True", "in Python: run.grad(..., partial=True)")
 
 
 def _flushed(code: int) -> int:
@@ -101,5 +114,6 @@ def _report(problem: Problem, detail: str, arguments: Sequence[str]) -> int:
         }
         _say(json.dumps(body))
     elif detail:
-        _say(f"gradtap: {detail}")
+        # The help that answers no words at all is no message of an error.
+        _say(detail if detail.startswith("Usage: ") else f"gradtap: {detail}")
     return problem.exit_code

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gradtap.cli.arguments import Store
-from gradtap.cli.output import Answer, Csv, Json, Jsonl, emit, facts_grid, form_of, opened, size
+from gradtap.cli.output import Answer, Csv, Json, Jsonl, Listing, emit, facts_grid, form_of, moment, opened, size
 from gradtap.version import FORMAT
 
 if TYPE_CHECKING:
@@ -21,11 +21,14 @@ def info(store: Store, *, as_json: Json = False, as_jsonl: Jsonl = False, as_csv
     """Say what a run holds: state, engine, steps, parameters, bytes."""
     form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=as_csv)
     facts = run_facts(opened(store))
-    emit(Answer(verb="info", facts=facts, pictures=[_picture(facts)]), form)
+    emit(Answer(verb="info", facts=facts, pictures=[_picture(facts), *_sessions_table(facts["sessions"])]), form)
 
 
 def run_facts(run: Run) -> dict[str, Any]:
-    """Facts of a run, ready for JSON. Raw bytes are those of the engine's dtype; `ratio` is raw / stored, or None."""
+    """Facts of a run, ready for JSON. `raw_bytes` and `stored_bytes` are those of the chunks; `ratio` is raw / stored.
+
+    `ratio` is None where nothing is stored.
+    """
     about = run.info()
     sound = [session for session in about.sessions if session.state != "damaged"]
     newest = sound[-1] if sound else None
@@ -43,8 +46,9 @@ def run_facts(run: Run) -> dict[str, Any]:
         "damaged": {session.name: session.error for session in about.sessions if session.state == "damaged"},
         "steps": _step_facts(run),
         "parameters": _parameter_facts(run),
-        "raw_bytes": about.captured_bytes,
+        "raw_bytes": about.raw_bytes,
         "stored_bytes": about.stored_bytes,
+        "index_bytes": about.index_bytes,
         "other_bytes": about.other_bytes,
         "ratio": about.ratio if about.stored_bytes else None,
     }
@@ -71,14 +75,17 @@ def _step_facts(run: Run) -> dict[str, Any]:
 
 
 def _parameter_facts(run: Run) -> dict[str, Any]:
-    stored = [p for p in run.params if p.stored]
+    out = run.left_out()
+    able = [p for p in run.params if p.stored]
+    stored = [p for p in able if p.name not in out]
     by_status = Counter(p.status for p in run.params)
     return {
         "total": len(run.params),
         "stored": len(stored),
         "frozen": by_status["frozen"],
         "unoptimized": by_status["unoptimized"],
-        "empty": by_status["captured"] - len(stored),
+        "not_selected": len(out),
+        "empty": by_status["captured"] - len(able),
         "elements": sum(p.numel for p in stored),
         "dtypes": dict(Counter(p.dtype for p in stored)),
     }
@@ -86,7 +93,11 @@ def _parameter_facts(run: Run) -> dict[str, Any]:
 
 def _picture(facts: dict[str, Any]) -> Any:
     steps, params = facts["steps"], facts["parameters"]
-    span = f"{steps['first']} to {steps['last']}, {steps['count']} complete" if steps["count"] else "none complete yet"
+    yet = " yet" if facts["state"] in ("live", "empty") else ""
+    apart = f", {params['not_selected']} not selected" if params["not_selected"] else ""
+    span = (
+        f"{steps['first']} to {steps['last']}, {steps['count']} complete" if steps["count"] else f"none complete{yet}"
+    )
     ratio = f", ratio {facts['ratio']:.2f}" if facts["ratio"] else ""
     lost = {f"DAMAGED session {name}": f"{why}; its steps are not listed" for name, why in facts["damaged"].items()}
     return facts_grid(
@@ -94,19 +105,39 @@ def _picture(facts: dict[str, Any]) -> Any:
         | {
             "run": f"{facts['name']}  ({facts['path']})",
             "id": facts["run"],
-            "state": f"{facts['state']}, {len(facts['sessions'])} session(s)",
-            "engine": f"{facts['engine'] or '-'}, {facts['world'] or '-'} process(es)",
+            "state": f"{facts['state']}, {_count(len(facts['sessions']), 'session')}",
+            "engine": f"{facts['engine']}, {_count(facts['world'], 'process', 'processes')}"
+            if facts["engine"]
+            else "-",
             "steps": span,
             "gaps": _gaps(steps["gaps"]),
-            "parameters": f"{params['total']}: {params['stored']} stored, {params['frozen']} frozen, "
+            "parameters": f"{params['total']}: {params['stored']} stored{apart}, {params['frozen']} frozen, "
             f"{params['unoptimized']} unoptimized, {params['empty']} of size zero",
             "elements": f"{params['elements']:,} a step",
             "dtypes": ", ".join(f"{count} {dtype}" for dtype, count in params["dtypes"].items()) or "-",
-            "bytes": f"{size(facts['raw_bytes'])} raw, {size(facts['stored_bytes'])} stored{ratio}, "
+            "gradients": f"{size(facts['raw_bytes'])} raw, {size(facts['stored_bytes'])} stored{ratio}",
+            "beside them": f"{size(facts['index_bytes'])} of index and metadata, "
             f"{size(facts['other_bytes'])} of summaries, ledger and journals",
             "format": str(facts["format"]),
         }
     )
+
+
+def _count(count: int, one: str, many: str = "") -> str:
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def _sessions_table(sessions: Sequence[dict[str, Any]]) -> list[Any]:
+    if len(sessions) < 2:
+        return []
+    names = ("session", "state", "engine", "processes", "first step", "captures", "started")
+    keys = ("name", "state", "engine", "world", "first_step", "captures")
+    rows = [
+        (*("-" if (fact := session.get(key)) is None else str(fact) for key in keys), moment(session.get("created")))
+        for session in sessions
+    ]
+    sides = {name: "right" if name in ("processes", "first step", "captures") else "left" for name in names}
+    return ["", Listing(columns=sides, rows=rows, drop=("started",))]
 
 
 def _gaps(missing: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradtap.cli.arguments import Store
-from gradtap.cli.output import Answer, Csv, Json, Jsonl, emit, form_of, number, opened, shape_text, table
+from gradtap.cli.output import Answer, Csv, Json, Jsonl, Listing, emit, form_of, is_open, number, opened, shape_text
 from gradtap.errors import IncompleteError, ParamNotFoundError, nearest
 from gradtap.matching import matches
 
@@ -27,10 +27,12 @@ def ls(
     as_jsonl: Jsonl = False,
     as_csv: Csv = False,
 ) -> None:
-    """List parameters: name, shape, dtype, arrays, chunk, last norm, status."""
+    """List the parameters: shape, dtype, layout, norm, status."""
     form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=as_csv)
-    at, rows = parameter_rows(opened(store), pattern, step)
-    title = f"norms of step {at}" if at is not None else "no complete step yet" if rows else "no session yet"
+    run = opened(store)
+    at, rows = parameter_rows(run, pattern, step)
+    yet = " yet" if at is None and is_open(run) else ""
+    title = f"norms of step {at}" if at is not None else f"no complete step{yet}" if rows else f"no session{yet}"
     facts = {"store": store, "step": at}
     emit(Answer(verb="ls", facts=facts, rows=rows, rows_name="parameters", pictures=[_picture(rows, title)]), form)
 
@@ -54,7 +56,8 @@ def parameter_rows(run: Run, pattern: str, step: int | None) -> tuple[int | None
     """The step of the norms (None for a run without steps), and one row for each matching parameter.
 
     `arrays` counts the Zarr arrays of a parameter (0: not stored, more than 1: cut between owners); `chunk` is
-    the shape of one inner chunk without the capture axis. No rows for a run without sessions.
+    the shape of one inner chunk without the capture axis; `status` is "not selected" where the selection in force at
+    the step leaves a parameter out. No rows for a run without sessions.
     Raises `ParamNotFoundError` and `StepNotFoundError`.
     """
     if not run.params and not run.sessions:
@@ -62,7 +65,8 @@ def parameter_rows(run: Run, pattern: str, step: int | None) -> tuple[int | None
     found = matching(run, pattern)
     steps = run.steps
     at = step if step is not None else int(steps[-1]) if len(steps) else None
-    norms = _norms(run, found, at)
+    out = run.left_out(at)
+    norms = _norms(run, [p for p in found if p.name not in out], at)
     pieces = _arrays(run)
     rows = []
     for spec in found:
@@ -72,7 +76,7 @@ def parameter_rows(run: Run, pattern: str, step: int | None) -> tuple[int | None
                 "name": spec.name,
                 "shape": list(spec.shape),
                 "dtype": spec.dtype,
-                "status": spec.status,
+                "status": "not selected" if spec.name in out else spec.status,
                 "arrays": len(arrays),
                 "chunk": list(arrays[0].chunk) if arrays else None,
                 "norm": norms.get(spec.name),
@@ -114,7 +118,7 @@ def _picture(rows: list[dict[str, Any]], title: str) -> Any:
         "norm": "right",
         "status": "left",
     }
-    cells = (
+    cells = [
         (
             row["name"],
             shape_text(row["shape"]),
@@ -125,5 +129,5 @@ def _picture(rows: list[dict[str, Any]], title: str) -> Any:
             row["status"],
         )
         for row in rows
-    )
-    return table(columns, cells, title=title)
+    ]
+    return Listing(columns=columns, rows=cells, title=title, drop=("arrays", "chunk", "dtype"))

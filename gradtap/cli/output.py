@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,7 +21,8 @@ import typer
 from gradtap.errors import DamagedError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.text import Text
 
     from gradtap.read import Run
 
@@ -31,6 +32,9 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object, with a sche
 Jsonl = Annotated[bool, typer.Option("--jsonl", help="One JSON object a line.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Comma-separated values with a header line.")]
 
+
+GAP = "  "
+"""Between two columns of a listing."""
 
 PIPE_WIDTH = 200
 """Columns where there is no terminal: a row of a table stays one line for grep."""
@@ -64,6 +68,12 @@ def opened(store: str) -> Run:
     return run
 
 
+def is_open(run: Run) -> bool:
+    """Whether more may come: a job holds the run now, or none has begun."""
+    sessions = run.sessions
+    return not sessions or sessions[-1].state == "live"
+
+
 def tags_of(run: Run, step: int) -> dict[str, Any] | None:
     """What the training logged with a step; None, and a word on stderr, where that does not read."""
     try:
@@ -92,8 +102,10 @@ def emit(answer: Answer, form: Form) -> None:
         # Captured and written here: rich's own writing ends the process with 1 when the reader has left.
         with screen.capture() as captured:
             for picture in answer.pictures:
-                screen.print(picture)
-        _write(captured.get())
+                # A listing does not cut a name that is wider than the screen, so neither may the screen.
+                screen.print(picture, crop=False)
+        text = captured.get()
+        _write(text if screen.is_terminal else "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
     elif form == "json":
         body = {"schema": f"gradtap.{answer.verb}/1", **answer.facts}
         if answer.rows_name:
@@ -164,18 +176,59 @@ def _cell(value: Any) -> Any:
     return "" if value is None else value
 
 
-def table(columns: Mapping[str, str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> RenderableType:
-    """A table of texts. `columns` maps a heading to "left" or "right"; texts are taken as they are, not as markup."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """A table of texts, one line a row. No cell is folded or cut: a narrow screen gets shorter cells and fewer columns.
 
-    made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for heading, side in columns.items():
-        made.add_column(heading, justify="right" if side == "right" else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*map(Text, row))
-    return made
+    `columns` maps a heading to "left" or "right". Where the screen is too narrow, the columns of `short` get the texts
+    there, then those of `drop` are left out, one after the other, until the rest fits.
+    """
+
+    columns: Mapping[str, str]
+    rows: Sequence[Sequence[str]]
+    title: str | None = None
+    short: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    drop: Sequence[str] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        cells = self._fitting(options.max_width)
+        widths = {name: _width([name, *texts]) for name, texts in cells.items()}
+        if self.title:
+            yield Text(self.title, style="bold", no_wrap=True, overflow="ignore")
+        yield self._line({name: name for name in cells}, widths, "bold")
+        yield Text("─" * (sum(widths.values()) + len(GAP) * (len(widths) - 1)), no_wrap=True, overflow="ignore")
+        for at in range(len(self.rows)):
+            yield self._line({name: texts[at] for name, texts in cells.items()}, widths, "")
+
+    def _fitting(self, room: int) -> dict[str, list[str]]:
+        cells = {name: [row[at] for row in self.rows] for at, name in enumerate(self.columns)}
+        changes = [(name, list(texts)) for name, texts in self.short.items()] + [(name, None) for name in self.drop]
+        for name, texts in changes:
+            if sum(_width([n, *t]) + len(GAP) for n, t in cells.items()) - len(GAP) <= room:
+                break
+            if texts is None:
+                del cells[name]
+            else:
+                cells[name] = texts
+        return cells
+
+    def _line(self, texts: Mapping[str, str], widths: Mapping[str, int], style: str) -> Text:
+        from rich.cells import cell_len
+        from rich.text import Text
+
+        parts = []
+        for name, text in texts.items():
+            blank = " " * (widths[name] - cell_len(text))
+            parts.append(blank + text if self.columns[name] == "right" else text + blank)
+        return Text(GAP.join(parts).rstrip(), style=style, no_wrap=True, overflow="ignore")
+
+
+def _width(texts: Sequence[str]) -> int:
+    from rich.cells import cell_len
+
+    return max(map(cell_len, texts))
 
 
 def facts_grid(facts: Mapping[str, str]) -> RenderableType:
@@ -184,6 +237,8 @@ def facts_grid(facts: Mapping[str, str]) -> RenderableType:
     from rich.text import Text
 
     grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
     for name, value in facts.items():
         grid.add_row(Text(name, style="bold"), Text(value))
     return grid
@@ -208,10 +263,10 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def moment(seconds: float | None) -> str:
-    """Seconds since 1970 as local time; `-` for none."""
+def moment(seconds: float | None, *, short: bool = False) -> str:
+    """Seconds since 1970 as local time, without the day where `short`; `-` for none."""
     if seconds is None or not math.isfinite(seconds):
         return "-"
     from datetime import datetime
 
-    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%H:%M:%S" if short else "%Y-%m-%d %H:%M:%S")

@@ -92,20 +92,29 @@ def heatmap(values: Any, rows: Sequence[str], columns: Sequence[Any], title: str
     return Heatmap(plain, tuple(map(str, rows)), tuple(map(str, columns)), title)
 
 
-def histogram(counts: Sequence[int], edges: Sequence[float]) -> RenderableType:
-    """Bars of `counts[i]` for `edges[i]` to `edges[i + 1]`: empty bins left out, neighbours joined to fit."""
+def histogram(counts: Sequence[int], edges: Sequence[float], zero: int | None = None) -> RenderableType:
+    """Bars of `counts[i]` for `edges[i]` to `edges[i + 1]`: empty bins left out, as many neighbours joined as must be.
+
+    Bin `zero` is that of the value 0 alone and is joined with none.
+    """
     from rich.bar import Bar
     from rich.table import Table
 
-    rows = _bins(counts, edges)
+    rows = _bins(counts, edges, zero)
     grid = Table.grid(padding=(0, 1))
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column()
-    largest = max((count for count, _, _ in rows), default=0)
-    for count, low, high in rows:
-        grid.add_row(f"{low:.2g} .. {high:.2g}", str(count), Bar(largest, 0, count, width=BAR_WIDTH))
+    largest = max((count for count, _ in rows), default=0)
+    for count, label in rows:
+        grid.add_row(label, str(count), Bar(largest, 0, count, width=BAR_WIDTH))
     return grid if rows else "no finite values"
+
+
+def histogram_title(counts: Sequence[int], zero: int) -> str:
+    """What a row of the histogram of powers of two spans, after joining."""
+    power = 2 ** _joining(counts, zero)
+    return f"values by power of {'two' if power == 2 else power}"
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
@@ -167,9 +176,32 @@ def _shortened(name: str, width: int) -> str:
     return f"{name[: width - 1 - tail]}~{name[len(name) - tail :]}"
 
 
-def _bins(counts: Sequence[int], edges: Sequence[float]) -> list[tuple[int, float, float]]:
+def _bins(counts: Sequence[int], edges: Sequence[float], zero: int | None) -> list[tuple[int, str]]:
+    """Sum and label of each row."""
+    size = _joining(counts, zero)
+    parts: dict[tuple[int, int], list[int]] = {}
+    for i in range(len(counts)):
+        parts.setdefault(_row(i, zero, size), []).append(i)
+    rows = []
+    for side, part in ((key[0], part) for key, part in sorted(parts.items())):
+        if count := sum(counts[i] for i in part):
+            label = "0" if zero is not None and side == 0 else f"{edges[part[0]]:.2g} .. {edges[part[-1] + 1]:.2g}"
+            rows.append((int(count), label))
+    return rows
+
+
+def _joining(counts: Sequence[int], zero: int | None) -> int:
+    """The fewest bins a row must span so that the rows fit one screen."""
     filled = [i for i, count in enumerate(counts) if count]
-    # Grouped by what is filled: the bins between small values of either sign are many, and empty.
-    group = max(1, -(-len(filled) // HISTOGRAM_ROWS))
-    parts = [filled[i : i + group] for i in range(0, len(filled), group)]
-    return [(int(sum(counts[i] for i in part)), edges[part[0]], edges[part[-1] + 1]) for part in parts]
+    size = 1
+    while len({_row(i, zero, size) for i in filled}) > HISTOGRAM_ROWS:
+        size += 1
+    return size
+
+
+def _row(i: int, zero: int | None, size: int) -> tuple[int, int]:
+    """Side of zero and place of a bin; either side is counted from zero, so that both have the same bounds."""
+    if zero is None:
+        return 0, i // size
+    side = (i > zero) - (i < zero)
+    return side, side * ((abs(i - zero) - 1) // size) if side else 0

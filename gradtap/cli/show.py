@@ -15,6 +15,7 @@ from gradtap.cli.output import (
     emit,
     facts_grid,
     form_of,
+    is_open,
     number,
     opened,
     shape_text,
@@ -35,15 +36,18 @@ def show(
     param: Annotated[str, typer.Argument(metavar="PARAM", help="Name of a parameter, as `gradtap ls` prints it.")],
     *,
     slice: Annotated[str, typer.Option(help="Part of it in NumPy's grammar, such as `0:10,::2`.")] = "",
+    attempt: Annotated[
+        int | None, typer.Option(help="Which capture of a step that was recorded again; the last if not given.")
+    ] = None,
     head: Annotated[int, typer.Option(min=0, help="How many values to print.")] = 8,
     as_json: Json = False,
     as_jsonl: Jsonl = False,
     as_csv: Csv = False,
 ) -> None:
-    """Show one gradient: what it is, a summary, its first values and a histogram."""
+    """Show one gradient: facts, statistics, values, histogram."""
     form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=as_csv)
     run = opened(store)
-    grad = run.grad(param, step_of(run, step), slice=slice or None)
+    grad = run.grad(param, step_of(run, step), slice=slice or None, attempt=attempt)
     emit(_answer(grad, slice, head, tags_of(run, grad.step)), form)
 
 
@@ -59,7 +63,8 @@ def step_of(run: Run, text: str) -> int:
             raise UsageError(f"step is {text!r}; give a number, `first` or `last`") from None
     steps = run.steps
     if not len(steps):
-        raise StepNotFoundError(f"the run has no complete step yet, so no {text} one; watch it with `gradtap steps`")
+        yet = " yet" if is_open(run) else ""
+        raise StepNotFoundError(f"the run has no complete step{yet}, so no {text} one; see `gradtap steps {run.path}`")
     return int(steps[0 if text == "first" else -1])
 
 
@@ -113,8 +118,8 @@ def _exponents(summary: PieceSummary) -> dict[str, Any]:
 def _pictures(facts: dict[str, Any], summary: PieceSummary) -> list[Any]:
     from rich.text import Text
 
-    from gradtap.cli.pictures import histogram
-    from gradtap.encode.histogram import bin_edges
+    from gradtap.cli.pictures import histogram, histogram_title
+    from gradtap.encode.histogram import ZERO_BIN, bin_edges
 
     header = {
         "parameter": facts["name"],
@@ -135,8 +140,9 @@ def _pictures(facts: dict[str, Any], summary: PieceSummary) -> list[Any]:
     values = " ".join(map(number, facts["values"])) + (f" ... {more} more" if more else "")
     pictures: list[Any] = [facts_grid(header), "", facts_grid(statistics), "", Text(values), ""]
     if summary.hist is not None:
+        counts = summary.hist.tolist()
         pictures += [
-            Text("values by power of two", style="bold"),
-            histogram(summary.hist.tolist(), bin_edges().tolist()),
+            Text(histogram_title(counts, ZERO_BIN), style="bold"),
+            histogram(counts, bin_edges().tolist(), ZERO_BIN),
         ]
     return pictures

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gradtap.cli.arguments import Store
-from gradtap.cli.output import Answer, Csv, Json, Jsonl, emit, form_of, moment, number, opened, size, table, tags_of
+from gradtap.cli.output import Answer, Csv, Json, Jsonl, Listing, emit, form_of, moment, number, opened, size, tags_of
 from gradtap.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,10 +31,15 @@ def steps(
     as_jsonl: Jsonl = False,
     as_csv: Csv = False,
 ) -> None:
-    """List the steps of a run: attempt, completeness, time, bytes, state, norm, flags."""
+    """List the steps: attempt, time, bytes, state, norm, flags."""
     form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=as_csv)
     wanted = parse_range(within)
-    rows = step_rows(opened(store), wanted, tags=form in ("json", "jsonl"))
+    run = opened(store)
+    rows = step_rows(run, wanted, tags=form in ("json", "jsonl"))
+    if within and not rows:
+        known = run.ledger.steps
+        there = f"has steps {known[0]} to {known[-1]}" if known else "has no steps"
+        sys.stderr.write(f"gradtap: --range {within} selects no step; the run {there}\n")
     emit(Answer(verb="steps", facts={"store": store}, rows=rows, rows_name="steps", pictures=[_picture(rows)]), form)
 
 
@@ -68,6 +74,7 @@ def step_rows(run: Run, wanted: Callable[[int], bool], *, tags: bool) -> list[di
     # Whole columns, once: a row at a time would read every column for every step.
     absent = [None] * len(ledger.steps)
     columns = {name: ledger[name].tolist() if name in ledger else absent for name in COLUMNS}
+    columns["norm"] = _norms(run, complete, ledger.steps, columns)
     return [
         {
             "step": step,
@@ -82,6 +89,19 @@ def step_rows(run: Run, wanted: Callable[[int], bool], *, tags: bool) -> list[di
     ]
 
 
+def _norms(run: Run, complete: set[int], steps: Sequence[int], columns: Mapping[str, list[Any]]) -> list[float | None]:
+    """The norms, None where there is none to know: nothing was captured, or its session keeps no summaries."""
+    norms = columns["norm"]
+    odd = [at for at, norm in enumerate(norms) if norm is not None and math.isnan(norm)]
+    if not odd:
+        return norms
+    plain = {session.name for session in run.sessions if session.summary == "none"}
+    for at in odd:
+        if steps[at] not in complete or columns["session"][at] in plain:
+            norms[at] = None
+    return norms
+
+
 def _picture(rows: list[dict[str, Any]]) -> Any:
     columns = {
         "step": "right",
@@ -93,9 +113,9 @@ def _picture(rows: list[dict[str, Any]]) -> Any:
         "norm": "right",
         "flags": "left",
     }
-    return table(
-        columns,
-        (
+    return Listing(
+        columns=columns,
+        rows=[
             (
                 str(row["step"]),
                 "-" if row["attempt"] is None else str(row["attempt"]),
@@ -107,5 +127,7 @@ def _picture(rows: list[dict[str, Any]]) -> Any:
                 " ".join(row["flags"]),
             )
             for row in rows
-        ),
+        ],
+        short={"time": [moment(row["time"], short=True) for row in rows]},
+        drop=("attempt", "bytes"),
     )

@@ -9,7 +9,7 @@ import typer
 
 from gradtap.cli.arguments import Store
 from gradtap.cli.exits import DAMAGED
-from gradtap.cli.output import Answer, Csv, Json, Jsonl, console, emit, form_of
+from gradtap.cli.output import Answer, Csv, Json, Jsonl, console, emit, form_of, size
 
 if TYPE_CHECKING:
     from gradtap.read.verify import Damage, VerifyReport
@@ -23,7 +23,10 @@ def verify(
     as_jsonl: Jsonl = False,
     as_csv: Csv = False,
 ) -> None:
-    """Check a run; exit code 5 where something is damaged, with file, parameter, step and cure."""
+    """Check that a store holds what was committed.
+
+    Exit code 5 where something is damaged, with file, parameter, step and cure.
+    """
     form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=as_csv)
     report = _with_progress(store, deep)
     rows = [asdict(finding) for finding in report.findings]
@@ -54,14 +57,30 @@ def _with_progress(store: str, deep: bool) -> VerifyReport:
 def _pictures(report: VerifyReport) -> list[Any]:
     from rich.text import Text
 
-    counted = ", ".join(f"{count} {name}" for name, count in report.checked.items())
     texts = [_block("damage", one) for one in report.findings] + [_block("note", one) for one in report.notes]
-    if report.sound:
-        more = "" if report.deep else "; --deep also checks the bytes of every chunk"
-        texts.append(f"sound: {counted} checked{more}")
+    counted = _counted(report)
+    if not report.sound:
+        texts.append(f"{_plural(len(report.findings), 'findings')}; looked at {counted}")
+    elif report.deep:
+        texts.append(
+            f"sound: {counted} decoded; the checksums computed from their bytes are as committed, and stored l2 norms "
+            "are those of the gradients"
+        )
     else:
-        texts.append(f"{len(report.findings)} findings; {counted} checked")
+        texts.append(
+            f"sound: {counted} in place and their checksums as committed; contents not decoded (--deep decodes them)"
+        )
     return [Text(text) for text in texts]
+
+
+def _counted(report: VerifyReport) -> str:
+    parts = [_plural(count, name) for name, count in report.checked.items() if name != "bytes"]
+    size_of = f" ({size(report.checked['bytes'])})" if "bytes" in report.checked else ""
+    return ", ".join(parts) + size_of
+
+
+def _plural(count: int, name: str) -> str:
+    return f"{count:,} {name.removesuffix('s') if count == 1 else name}"
 
 
 def _block(kind: str, found: Damage) -> str:

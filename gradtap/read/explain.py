@@ -60,7 +60,10 @@ def _state(step: int, reader: SessionReader) -> CaptureState | None:
 
 def _reason(step: int, readers: Sequence[SessionReader], known: Sequence[int]) -> str:
     if not known:
-        return "it has no complete step yet" if readers else "it has no session yet"
+        if not readers:
+            return "it has no session yet"
+        yet = " yet" if readers[-1].session.state == "live" else ""
+        return f"it has no complete step{yet}"
     at = bisect.bisect_left(known, step)
     near = ", ".join(map(str, known[max(0, at - 2) : at + 2]))
     text = f"the nearest are {near} (of {len(known)}, {known[0]} to {known[-1]})"

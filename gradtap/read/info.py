@@ -10,22 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from gradtap.errors import StoreError
+from gradtap.errors import DamagedError, StoreError
 from gradtap.read.assemble import SessionReader
-from gradtap.read.session import SessionView
+from gradtap.read.session import Session, SessionView
 from gradtap.store.files import naming
 from gradtap.store.runfile import RunFile
 
-CAPTURED_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+SIZES = ("raw_bytes", "stored_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
     """What a run holds. Sizes in bytes.
 
-    `elements` counts those of one full gradient; `captured_bytes` is what all complete captures take in the engine's
-    own dtype (a selection is not taken off), `stored_bytes` what the gradient arrays take on disk, `other_bytes` all
-    else (summaries, ledger, journals). `ratio` is captured to stored, NaN where nothing is stored.
+    `elements` counts those of one capture, without the `not_selected` parameters that the selection in force at the
+    newest step leaves out. `raw_bytes` and `stored_bytes` are those of the chunks of all complete captures, before and
+    after encoding (raw: in the store's dtype, 4 or 8 bytes an element); `ratio` is raw to stored, NaN where nothing is
+    stored. `index_bytes` is what the gradient arrays take on disk beside the chunks (shard indexes, room made ahead,
+    metadata), `other_bytes` all else (summaries, ledger, journals).
     """
 
     path: Path
@@ -40,9 +42,11 @@ class RunInfo:
     params: int
     frozen: int
     unoptimized: int
+    not_selected: int
     elements: int
-    captured_bytes: int
+    raw_bytes: int
     stored_bytes: int
+    index_bytes: int
     other_bytes: int
 
     @property
@@ -52,8 +56,8 @@ class RunInfo:
 
     @property
     def ratio(self) -> float:
-        """Bytes captured for each byte of gradient arrays on disk."""
-        return self.captured_bytes / self.stored_bytes if self.stored_bytes else float("nan")
+        """Raw bytes for each byte of stored chunks."""
+        return self.raw_bytes / self.stored_bytes if self.stored_bytes else float("nan")
 
 
 def describe(
@@ -70,12 +74,14 @@ def describe(
     views = tuple(view(reader) for reader in readers)
     everything = {seen.name: seen for seen in views} | {name: _lost(name, why) for name, why in damaged.items()}
     params = readers[-1].session.plan.params if readers else ()
-    stored = other = captured = 0
-    for reader, seen in zip(readers, views, strict=True):
+    out = left_out(readers[-1].session, steps[-1] if steps else None) if readers else frozenset()
+    raw = stored = index = other = 0
+    for reader in readers:
+        before, after = _chunk_bytes(reader)
         gradients, rest = _sizes(reader)
-        stored, other = stored + gradients, other + rest
-        own = [p for p in reader.session.plan.params if p.stored]
-        captured += seen.captures * sum(p.numel * CAPTURED_BYTES.get(p.dtype, 4) for p in own)
+        raw, stored = raw + before, stored + after
+        # A chunk may have been written since the folders were listed.
+        index, other = index + max(0, gradients - after), other + rest
     return RunInfo(
         path=path,
         name=file.name,
@@ -89,11 +95,30 @@ def describe(
         params=sum(p.status == "captured" for p in params),
         frozen=sum(p.status == "frozen" for p in params),
         unoptimized=sum(p.status == "unoptimized" for p in params),
-        elements=sum(p.numel for p in params if p.stored),
-        captured_bytes=captured,
+        not_selected=len(out),
+        elements=sum(p.numel for p in params if p.stored and p.name not in out),
+        raw_bytes=raw,
         stored_bytes=stored,
+        index_bytes=index,
         other_bytes=other,
     )
+
+
+def left_out(session: Session, step: int | None) -> frozenset[str]:
+    """Stored parameters that the selection in force at a step leaves out; None for the session's first step.
+
+    None of them where the schedule log does not read: the gradients themselves are read without it.
+    """
+    try:
+        schedule = session.schedule
+    except DamagedError:
+        return frozenset()
+    if schedule is None:
+        return frozenset()
+    select = schedule.change_at(schedule.first_step if step is None else step).select
+    if not isinstance(select, list | tuple):
+        return frozenset()
+    return frozenset(p.name for p in session.plan.params if p.stored and p.name not in select)
 
 
 def view(reader: SessionReader) -> SessionView:
@@ -137,6 +162,36 @@ def _lost(name: str, error: StoreError) -> SessionView:
         versions={},
         error=str(error),
     )
+
+
+def _chunk_bytes(reader: SessionReader) -> tuple[int, int]:
+    """Bytes of the chunks of all complete captures, before and after encoding."""
+    first, steps = reader.session.first_step, reader.captures.steps
+    rows = steps[steps >= 0] - (first or 0)
+    if not rows.size:
+        return 0, 0
+    if first is not None and rows.min() >= 0:
+        start, stop = int(rows.min()), int(rows.max()) + 1
+        try:
+            # The ledger repeats what the journals say, and reads in bulk.
+            raw, stored = (reader.ledger.column(name, start, stop)[rows - start] for name in SIZES)
+            return int(raw.sum()), int(stored.sum())
+        except DamagedError:
+            pass
+    return _journaled_bytes(reader)
+
+
+def _journaled_bytes(reader: SessionReader) -> tuple[int, int]:
+    raw = stored = 0
+    for capture in np.flatnonzero(reader.captures.steps >= 0).tolist():
+        for rank in range(reader.session.plan.world):
+            try:
+                record = reader.captures.record(rank, capture)
+            except StoreError:
+                continue
+            if record is not None:
+                raw, stored = raw + record.raw_bytes, stored + record.stored_bytes
+    return raw, stored
 
 
 def _sizes(reader: SessionReader) -> tuple[int, int]:

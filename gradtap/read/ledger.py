@@ -73,6 +73,11 @@ class Ledger(Mapping[str, Array]):
         """Names of the columns that some session of the run has."""
         return ("session", *self._fields)
 
+    def __repr__(self) -> str:
+        steps = self.steps
+        span = f"{len(steps)} steps, {steps[0]} to {steps[-1]}" if steps else "no steps"
+        return f"<gradtap ledger: {span}; columns {', '.join(self.columns)}>"
+
     def __len__(self) -> int:
         return len(self.columns)
 

@@ -18,6 +18,10 @@ STATS = tuple(stat for stat in SUMMARY_STATS if stat != "hist")
 """Statistics that are one number for a parameter and step."""
 
 
+ENDS_SHOWN = 4
+"""Parameters and steps at either end that the text form of a table shows."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Norms:
     """`values[p, s]` (float64) is the statistic of parameter `params[p]` at step `steps[s]`; NaN where not taken."""
@@ -27,11 +31,32 @@ class Norms:
     steps: tuple[int, ...]
     values: NDArray[np.float64]
 
+    def __repr__(self) -> str:
+        """A row for each parameter, a column for each step; the middle of a large table is left out."""
+        shape = f"{len(self.params)} parameters x {len(self.steps)} steps"
+        rows, columns = _shown(len(self.params)), _shown(len(self.steps))
+        if not (self.params and self.steps):
+            return f"<gradtap norms: {self.stat}, {shape}>"
+        width = max(len(self.params[i]) for i in rows if i is not None)
+        head = " ".join(f"{'...' if j is None else self.steps[j]:>10}" for j in columns)
+        lines = [f"<gradtap norms: {self.stat}, {shape}", f"{'step':<{width}} {head}"]
+        for i in rows:
+            cells = [f"{'...' if i is None or j is None else format(self.values[i, j], '.4g'):>10}" for j in columns]
+            lines.append(f"{'...' if i is None else self.params[i]:<{width}} {' '.join(cells)}")
+        return "\n".join(lines) + ">"
+
     def __getitem__(self, name: str) -> NDArray[np.float64]:
         """The statistic of one parameter over the steps. Raises `ParamNotFoundError`."""
         if name not in self.params:
             raise ParamNotFoundError(f"{name!r} is not in this table{nearest(name, self.params)}")
         return np.asarray(self.values[self.params.index(name)])
+
+
+def _shown(count: int) -> list[int | None]:
+    """Indices of the first and the last few, None between them where some are left out."""
+    if count <= 2 * ENDS_SHOWN:
+        return list(range(count))
+    return [*range(ENDS_SHOWN), None, *range(count - ENDS_SHOWN, count)]
 
 
 def check_stat(stat: str) -> str:

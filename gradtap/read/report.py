@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,12 @@ MOST_PER_FILE = 20
 
 Progress = Callable[[int, int], None]
 """Called with what is done and the whole, in journal records."""
+
+
+ADVICE = re.compile(
+    r"(; nothing was read in its place)?[;:,]? run `gradtap verify[^`]*`( to see [^;,]*| on the run [^;,]*)?"
+)
+"""What an error says to a reader of gradients, and is idle in the answer of a check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +67,10 @@ class Findings:
         if self._of_file[made.file] <= MOST_PER_FILE:
             self._found.append(made)
 
+    def of_file(self, file: Path) -> int:
+        """How many findings there are of a file so far."""
+        return self._of_file[self._inside(file)]
+
     def note(self, file: Path, what: str, cure: str, *, step: int | None = None) -> None:
         """Add what is no damage."""
         self._notes.append(self._made(file, what, cure, None, step))
@@ -96,5 +107,17 @@ class Findings:
         )
 
     def _made(self, file: Path, what: str, cure: str, param: str | None, step: int | None) -> Damage:
-        inside = file.relative_to(self.run) if file.is_relative_to(self.run) else file
-        return Damage(file=str(inside), param=param, step=step, what=what, cure=cure)
+        said = self._short(what, file, param, step)
+        return Damage(file=self._inside(file), param=param, step=step, what=said, cure=cure)
+
+    def _inside(self, file: Path) -> str:
+        return str(file.relative_to(self.run) if file.is_relative_to(self.run) else file)
+
+    def _short(self, what: str, file: Path, param: str | None, step: int | None) -> str:
+        """What an error says, without the file, parameter and step that the finding names by itself."""
+        said = ADVICE.sub("", what)
+        said = said.replace(f"{file}: ", "").replace(f"{file} (", "(").replace(f"{file} ", "it ")
+        said = said.replace(f"{self.run}/", "")
+        if param is not None and step is not None:
+            said = said.replace(f"; parameter {param!r}, step {step}, ", "; ")
+        return re.sub(r"^\((chunk [^)]*)\)", r"\1", said)

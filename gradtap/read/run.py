@@ -30,7 +30,7 @@ from gradtap.read.assemble import SessionReader, blank
 from gradtap.read.attempts import Attempt, AttemptIndex, Place
 from gradtap.read.chunks import FileCache
 from gradtap.read.explain import explain_absent, in_flight
-from gradtap.read.info import RunInfo, describe
+from gradtap.read.info import RunInfo, describe, left_out
 from gradtap.read.ledger import Ledger
 from gradtap.read.norms import Norms, check_stat, read_norms
 from gradtap.read.place import folder_of, read_run_there
@@ -143,6 +143,18 @@ class Run:
         with self._lock:
             steps, readers = self.steps, self._sessions()
             return describe(self.path, self._file, readers, steps, self._damaged)
+
+    def left_out(self, step: int | None = None) -> frozenset[str]:
+        """Names of the stored parameters that the selection in force at a step leaves out; the newest step if None.
+
+        Empty for a run without sessions.
+        """
+        readers, index = self._sessions(), self._attempts()
+        if not readers:
+            return frozenset()
+        places = () if step is None else index.places(one_step(step))
+        at = step if step is not None else index.steps[-1] if index.steps else None
+        return left_out((places[-1].reader if places else readers[-1]).session, at)
 
     def tags_of(self, step: int) -> dict[str, Any]:
         """What the training logged with a step: `{name: value}`, empty where it logged nothing.
@@ -283,7 +295,8 @@ class Run:
             begun = in_flight(step, self._sessions()) if partial else None
             return begun or self._absent(step)[-1]
         if not 1 <= one_attempt(attempt) <= len(places or self._absent(step)):
-            raise StepNotFoundError(f"step {step} has no attempt {attempt}; it has attempts 1 to {len(places)}")
+            there = f"attempts 1 to {len(places)}" if len(places) > 1 else "attempt 1 alone"
+            raise StepNotFoundError(f"step {step} has no attempt {attempt}; it has {there}")
         return places[attempt - 1]
 
     def _absent(self, step: int) -> list[Place]:

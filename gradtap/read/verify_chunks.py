@@ -22,8 +22,7 @@ from gradtap.store.shard import PAIR, is_sealed, read_entry, seal_crc
 from gradtap.types import ChunkPlan
 
 LOST = "the gradient of this parameter at this step is lost; restore the file from a copy of the run"
-SEAL = "the chunks themselves were compared one by one; restore the file from a copy of the run"
-
+COPY = "restore the file from a copy of the run"
 
 BLOCK_BYTES = 16 * 2**20
 BLOCK_CAPTURES = 1024
@@ -111,7 +110,17 @@ def _check_seals(reader: SessionReader, journals: Journals, found: Findings, los
                 what = _seal(path, array.time, array.entries)
                 if what:
                     name = reader.session.plan.params[array.param].name
-                    found.damage(path, what, SEAL, param=name)
+                    found.damage(path, what, f"{_what_reads(path, found)}; {COPY}", param=name)
+
+
+def _what_reads(path: Path, found: Findings) -> str:
+    """Whether the gradients in a file with a damaged index read right; its chunks have been checked by now."""
+    if count := found.of_file(path):
+        chunks = "the chunk" if count == 1 else f"the {count} chunks"
+        return f"{chunks} found above cannot be read, the other gradients in this file can"
+    if found.deep:
+        return "gradients read right: every chunk in this file was decoded and is what was committed"
+    return "gradients are read as before: every chunk in this file is in place, with the checksum that was committed"
 
 
 def _seal(path: Path, time: int, entries: int) -> str | None:

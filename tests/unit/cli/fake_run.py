@@ -78,15 +78,20 @@ class FakeRun:
         self.sessions = (session(),)
         self.ledger = FakeLedger()
         self.damaged: dict[str, str] = {}
+        self.out: frozenset[str] = frozenset()
 
     def info(self) -> RunInfo:
         """Facts that fit the rest."""
         return RunInfo(
             path=self.path, name="fake", id="ab" * 16, tags={}, gradtap="0.1.0", sessions=self.sessions,
             steps=len(self.steps), first_step=min(self.steps, default=None), last_step=max(self.steps, default=None),
-            params=3, frozen=1, unoptimized=0, elements=23, captured_bytes=3000 if self.steps else 0,
-            stored_bytes=1500 if self.steps else 0, other_bytes=10,
+            params=3, frozen=1, unoptimized=0, not_selected=len(self.out), elements=23,
+            raw_bytes=3000 if self.steps else 0, stored_bytes=1500 if self.steps else 0, index_bytes=20, other_bytes=10,
         )  # fmt: skip
+
+    def left_out(self, step: int | None = None) -> frozenset[str]:
+        """What a test says that the selection leaves out."""
+        return self.out
 
     def attempts(self, step: int) -> tuple[int, ...]:
         """Step 2 was recorded twice."""
@@ -102,7 +107,7 @@ class FakeRun:
         values = np.arange(1.0, len(match) + 1).reshape(-1, 1)
         return Norms(stat="l2", params=tuple(match), steps=tuple(steps), values=values)
 
-    def grad(self, name: str, step: int, *, slice: str | None) -> GradSlice:
+    def grad(self, name: str, step: int, *, slice: str | None, attempt: int | None = None) -> GradSlice:
         """Elements 0, -1, 2, -3 ... of a parameter."""
         self._there(step)
         spec = next((p for p in PARAMS if p.name == name), None)
@@ -112,7 +117,7 @@ class FakeRun:
         values = (count * np.where(count % 2, -1, 1)).astype(np.float32).reshape(spec.shape)
         return GradSlice(
             values=values[Selection.of(slice, spec.shape).key] if slice else values, name=name, steps=(step,),
-            attempts=(1,), dtype_captured=spec.dtype, complete=True, flags=names_of(8), factor=(0.5,),
+            attempts=(attempt or 1,), dtype_captured=spec.dtype, complete=True, flags=names_of(8), factor=(0.5,),
         )  # fmt: skip
 
     def _there(self, step: int) -> None:

@@ -67,9 +67,10 @@ def test_closed_output_is_141() -> None:
     script = (
         "import sys\n"
         "from gradtap.cli.exits import guarded\n"
-        "from gradtap.cli.output import Answer, emit, table\n"
+        "from gradtap.cli.output import Answer, Listing, emit\n"
         "rows = [['x' * 60] for i in range(3000)]\n"
-        "answer = Answer(verb='x', rows=[{'a': 1}] * 30000, rows_name='r', pictures=[table({'a': 'left'}, rows)])\n"
+        "picture = Listing(columns={'a': 'left'}, rows=rows)\n"
+        "answer = Answer(verb='x', rows=[{'a': 1}] * 30000, rows_name='r', pictures=[picture])\n"
         "sys.exit(guarded(lambda: emit(answer, sys.argv[1]), []))\n"
     )
     for form in ("table", "jsonl"):

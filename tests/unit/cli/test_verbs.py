@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from importlib import import_module
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from gradtap.cli import ls
 from gradtap.cli.app import main
+from gradtap.cli.exits import in_verbs
 from gradtap.cli.steps import parse_range
 from gradtap.errors import NotARunError, UsageError
 from gradtap.read.verify import Damage, VerifyReport
@@ -46,7 +48,7 @@ def test_info_counts_what_there_is(run: FakeRun, capsys: pytest.CaptureFixture[s
     assert (body["state"], body["engine"], body["world"], body["format"]) == ("closed", "deepspeed-zero2", 2, 1)
     assert body["steps"] == {"first": 1, "last": 5, "count": 4, "gaps": [4]}
     assert body["parameters"] == {
-        "total": 4, "stored": 3, "frozen": 1, "unoptimized": 0, "empty": 0, "elements": 23,
+        "total": 4, "stored": 3, "frozen": 1, "unoptimized": 0, "not_selected": 0, "empty": 0, "elements": 23,
         "dtypes": {"bfloat16": 1, "float32": 2},
     }  # fmt: skip
     assert (body["raw_bytes"], body["stored_bytes"], body["ratio"]) == (3000, 1500, 2.0)
@@ -83,6 +85,62 @@ def test_ls_lists_in_model_order(run: FakeRun, capsys: pytest.CaptureFixture[str
     assert [row["norm"] for row in body["parameters"]] == [1.0, 2.0, None, 3.0]
     assert body["parameters"][0]["chunk"] == [5]
     assert body["parameters"][2]["status"] == "frozen"
+
+
+def test_what_is_not_selected_is_no_capture(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """A parameter that the selection leaves out has that status and no norm, and is not counted as stored."""
+    run.out = frozenset({"embed.weight"})
+    row = answer(capsys, "ls", "x")["parameters"][0]
+    assert (row["status"], row["norm"]) == ("not selected", None)
+    counted = answer(capsys, "info", "x")["parameters"]
+    assert (counted["stored"], counted["not_selected"], counted["elements"]) == (2, 1, 11)
+    assert main(["info", "x"]) == 0
+    assert "2 stored, 1 not selected" in capsys.readouterr().out
+
+
+def test_listings_fold_nothing_where_it_is_narrow(
+    run: FakeRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A narrow terminal loses columns in order, and no name is cut or folded; piped lines end without blanks."""
+    heads = []
+    for width in ("80", "56", "10"):
+        monkeypatch.setenv("COLUMNS", width)
+        assert main(["ls", "x"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines[3:]] == [p.name for p in PARAMS]
+        assert all(line == line.rstrip() for line in lines)
+        heads.append(lines[1].split())
+    assert heads[0] == ["name", "shape", "dtype", "arrays", "chunk", "norm", "status"]
+    assert heads[1] == ["name", "shape", "dtype", "chunk", "norm", "status"]
+    assert heads[2] == ["name", "shape", "norm", "status"]
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["steps", "x"]) == 0
+    assert re.search(r"  \d\d:\d\d:\d\d  ", capsys.readouterr().out)
+
+
+def test_info_lists_sessions_when_there_are_more(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two sessions are a table, with first step and captures of each."""
+    run.sessions = (session(), session(name="0001", first_step=4, captures=7))
+    assert main(["info", "x"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["0001", "closed", "deepspeed-zero2", "2", "4", "7"] in [line[:6] for line in lines]
+
+
+def test_errors_name_verbs_not_python(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """What an error calls by its Python name is a verb with the store on the command line."""
+    assert in_verbs("see run.params", ["show", "a b", "1", "w"]) == "see `gradtap ls 'a b'`"
+    assert in_verbs("See run.steps", ["--json"]) == "See `gradtap steps STORE`"
+
+
+def test_show_of_an_attempt(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--attempt` reaches the reader."""
+    assert answer(capsys, "show", "x", "2", "temperature", "--attempt", "2")["attempt"] == 2
+
+
+def test_a_range_of_nothing_says_so(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """A range without a step is no error, and a word on stderr."""
+    assert main(["steps", "x", "--range", "90:"]) == 0
+    assert "selects no step; the run has steps 1 to 5" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("pattern", "count"), [("layers", 2), ("*.weight", 2), ("weight", 2), ("temp*", 1)])
@@ -223,8 +281,12 @@ def test_show_refuses(run: FakeRun, capsys: pytest.CaptureFixture[str], words: l
 def test_last_step_of_an_empty_run(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     """A run without steps has no last one: exit code 4."""
     run.steps = ()
+    run.sessions = (session(state="live", closed=None, captures=0),)
     assert main(["show", "x", "last", "temperature"]) == 4
     assert "no complete step yet" in capsys.readouterr().err
+    run.sessions = (session(captures=0),)
+    assert main(["show", "x", "last", "temperature"]) == 4
+    assert "no complete step, so" in capsys.readouterr().err
 
 
 def test_a_store_that_is_no_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -283,7 +345,8 @@ def test_verify_of_a_sound_run(checked: list[Damage], capsys: pytest.CaptureFixt
     assert body["notes"][0]["what"] == "left behind"
     assert main(["verify", "x"]) == 0
     out, err = capsys.readouterr()
-    assert "sound: 1 sessions, 9 chunks checked; --deep" in out
+    assert "sound: 1 session, 9 chunks in place" in out
+    assert "contents not decoded (--deep decodes them)" in out
     assert err == ""
 
 
@@ -293,7 +356,14 @@ def test_verify_of_damage(checked: list[Damage], capsys: pytest.CaptureFixture[s
     checked.append(DAMAGE)
     assert main(["verify", "x", *flags]) == 5
     out = capsys.readouterr().out
-    for part in ("sessions/0000/x/c.0", "parameter w", "step 7", "expected 1, found 2", "cure: restore it"):
+    for part in (
+        "1 finding;",
+        "sessions/0000/x/c.0",
+        "parameter w",
+        "step 7",
+        "expected 1, found 2",
+        "cure: restore it",
+    ):
         assert part in out
     assert main(["verify", "x", *flags, "--json"]) == 5
     body = json.loads(capsys.readouterr().out)

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from gradtap.read import open_run
+from gradtap.read.verify import verify
 from tests.support.synthetic import MODEL, NEVER, Job
 
 
@@ -16,12 +17,13 @@ def test_facts(closed: Job) -> None:
     assert (info.name, info.id, info.state) == ("run", run.id, "closed")
     assert (info.steps, info.first_step, info.last_step) == (9, 1, 9)
     assert (info.params, info.frozen, info.unoptimized, info.elements) == (6, 1, 1, elements)
-    assert info.captured_bytes == 9 * 4 * elements
+    assert info.raw_bytes == 9 * 4 * elements
     arrays = [f for a in closed.plan.arrays for f in (closed.paths.zarr / a.name).iterdir()]
-    assert info.stored_bytes == sum(f.stat().st_size for f in arrays)
+    assert info.stored_bytes + info.index_bytes == sum(f.stat().st_size for f in arrays)
+    assert info.stored_bytes == verify(closed.run).checked["bytes"]
     everything = sum(f.stat().st_size for f in closed.paths.root.rglob("*") if f.is_file())
-    assert info.stored_bytes + info.other_bytes == everything
-    assert info.ratio == info.captured_bytes / info.stored_bytes
+    assert info.stored_bytes + info.index_bytes + info.other_bytes == everything
+    assert info.ratio == info.raw_bytes / info.stored_bytes
 
 
 def test_sessions(closed: Job) -> None:
