@@ -155,6 +155,8 @@ def test_every_and_select(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(run.grad("weight", 6)), np.full((3, 5), 6, np.float32))
     with pytest.raises(gradtap.IncompleteError, match="bias"):
         run.grad("bias", 6)
+    assert set(run.left_out()) == set(run.left_out(6)) == {"bias"}
+    assert "weight" in repr(run.norms(["*", "!bias"])) and "10 steps" in repr(run.ledger)
 
 
 def test_tags_go_to_the_step_of_their_window(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
