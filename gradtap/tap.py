@@ -250,7 +250,9 @@ class Tap:
         failures = [error for part in parts if (error := _failure_of(part)) is not None]
         self._recording = False
         if self._source.facts.rank == 0 and not failures:
-            self._voice.tell(f"{self._recorder.committed} captures recorded into {self.path}, session {self.session}")
+            whose = "" if self._source.facts.world == 1 else " on rank 0"
+            done = f"{self._recorder.committed} captures recorded{whose}"
+            self._voice.tell(f"{done} into {self.path}, session {self.session}")
         if self._drops > 1:
             self._voice.report(f"{self._drops} captures were dropped for want of buffers; the ledger marks them")
         for error in failures:

@@ -201,8 +201,6 @@ class StepFacts:
     learning_rates: tuple[float, ...]
     touched: NDArray[np.int32]
     flags: int
-    seconds: float = math.nan
-    wait_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from gradtap import words
 from gradtap.config import Settings
-from gradtap.errors import GradtapError
 from gradtap.store.lock import RunLock
 from gradtap.store.paths import SessionPaths
 from gradtap.store.publisher import Publisher
@@ -96,7 +95,7 @@ class Follower:
         self._beat = time.monotonic()
         try:
             self._lock.heartbeat()
-        except GradtapError as error:
+        except Exception as error:
             self._say_once(f"the run's lock could not be kept: {error}")
 
     def _wait_closed(self, timeout: float) -> list[int]:

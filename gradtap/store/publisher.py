@@ -25,7 +25,7 @@ from gradtap.store.paths import SessionPaths
 from gradtap.store.row_merger import RowMerger
 from gradtap.store.row_specs import STEP_PATH, TIME_PATH, by_path, merged_specs
 from gradtap.store.rows import AppendRows, ReplaceRows, read_rows
-from gradtap.store.schedule_log import append_entry
+from gradtap.store.schedule_log import append_entry, read_schedule
 from gradtap.store.session import SessionHead
 from gradtap.store.shard import ShardSet
 from gradtap.types import Report
@@ -189,7 +189,9 @@ class Publisher:
         self._flush()
         flags = read_rows(self._paths.zarr, self._specs["_ledger/flags"], 0, self._next_row)
         self._write("_ledger/flags", 0, flags | np.uint64(NORM_MISMATCH))
-        first = self._merger.first_step
+        schedule = read_schedule(self._paths.schedule_log)
+        assert schedule is not None  # rows are numbered from its first step
+        first = schedule.first_step
         last = self._journals.last()
         heads = [head for capture in set(last.values()) for head in self._journals.heads(capture) if head is not None]
         ahead = max([first + self._next_row, *(head.step for head in heads)]) + AHEAD

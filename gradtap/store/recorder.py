@@ -62,7 +62,6 @@ class RankRecorder:
         self._seen: set[str] = set()
         self._error: Exception | None = None
         self._step: int | None = None
-        self.failures = 0
 
     @property
     def schedule(self) -> Schedule | None:
@@ -161,7 +160,6 @@ class RankRecorder:
             self._on_end(died)
 
     def _failed(self, error: Exception, step: int | None) -> None:
-        self.failures += 1
         self._error = self._error or error
         kind = f"{type(error).__name__}: {getattr(error, 'errno', None) or error}"
         if kind in self._seen:

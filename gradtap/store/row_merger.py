@@ -8,19 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradtap.flags import UNTOUCHED
 from gradtap.plan.chunks import rank_pieces
 from gradtap.store.ledger_fields import FIELDS_BY_NAME, LedgerField, stats_of
-from gradtap.store.merge import merge_field, merge_stats
+from gradtap.store.merge import merge_field, merge_stats, settle_untouched
 from gradtap.store.paths import SessionPaths
 from gradtap.store.row_specs import by_path, rank_prefix, rank_specs
 from gradtap.store.rows import read_rows
 from gradtap.store.session import SessionHead
 
 Array = NDArray[Any]
-
-FIRST_ROWS = 64
-"""Rows in which the first one written is looked for: the very first may have failed."""
 
 
 class RowMerger:
@@ -50,21 +46,12 @@ class RowMerger:
             most = min(most, max(reached, closed.get(rank, 0) - start))
         return most
 
-    @property
-    def first_step(self) -> int:
-        """The step of ledger row 0; rank 0 has written it when any row is final."""
-        steps = self.rank_field(0, "step", 0, FIRST_ROWS)
-        row = int(np.flatnonzero(steps >= 0)[0])
-        return int(steps[row]) - row
-
     def flags(self, merged: Array, start: int, stop: int) -> Array:
         """Merged flags with `untouched` as all ranks together see it: a rank's own view is of its own backward."""
         touched = self.field(FIELDS_BY_NAME["touched"], start, stop)
         stored = np.array([param.stored for param in self._head.plan.params], bool)
-        missing = (touched[:, stored] < 0).any(axis=1)
         written = self.field(FIELDS_BY_NAME["step"], start, stop) >= 0
-        bit = np.uint64(UNTOUCHED)
-        return np.asarray(np.where(missing & written, merged | bit, merged & ~bit))
+        return settle_untouched(merged, touched, stored, written)
 
     def field(self, field: LedgerField, start: int, stop: int) -> Array:
         """A merged ledger field, `[stop - start, ...]`."""

@@ -34,7 +34,8 @@ class Odd(torch.optim.SGD):
         ((lambda: 5,), {}, (5, 1.0)),
         ((lambda: 5, 7.0), {}, (5, 7.0)),
         ((None, 2.0), {}, (None, 2.0)),
-        (([1, 2],), {}, 0),
+        (([1, 2],), {}, ([1, 2], 1.0)),
+        ((), {"loss_fn": [3]}, ([3], 1.0)),
     ],
 )
 def test_arguments_of_step_arrive_as_given(tmp_path: Path, args: Any, kwargs: Any, seen: Any) -> None:
@@ -43,7 +44,7 @@ def test_arguments_of_step_arrive_as_given(tmp_path: Path, args: Any, kwargs: An
     with gradtap.attach(training.pair, tmp_path / "a.gradtap"):
         training.model.weight.sum().backward()
         training.optimizer.step(*args, **kwargs)
-    assert training.optimizer.seen == (seen or (args[0], 1.0))
+    assert training.optimizer.seen == seen
     assert list(gradtap.open(tmp_path / "a.gradtap").steps) == [1]
 
 
