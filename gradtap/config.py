@@ -7,9 +7,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from gradtap.errors import UsageError, nearest
-
-_PREFIX = "GRADTAP_"
+from gradtap.environment import PREFIX, SERVER_PREFIX, TOKEN, bad_setting, read_settings
+from gradtap.errors import UsageError
 
 _LEAST = {"capacity": 1, "max_time": 1, "shard_bytes": 64, "chunk_bytes": 64, "slab_bytes": 64, "buffer_bytes": 0}
 _LEAST["open_files"] = 8
@@ -105,28 +104,20 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
-        """The defaults, with `GRADTAP_*` variables over them.
+        """The defaults, with `GRADTAP_*` variables over them; `GRADTAP_SERVER_*` and `GRADTAP_TOKEN` are not for here.
 
         Raises `UsageError` for a variable of an unknown name, and naming the variable for a value that is not allowed.
         """
         env = os.environ if environment is None else environment
-        kinds = {_variable(field.name): field for field in fields(cls)}
-        found: dict[str, object] = {}
-        for variable in sorted(name for name in env if name.startswith(_PREFIX)):
-            if variable not in kinds:
-                known = nearest(variable, kinds) or f"; known are {', '.join(kinds)}"
-                raise UsageError(f"{variable}={env[variable]!r} in the environment is no setting of gradtap{known}")
-            field = kinds[variable]
-            found[field.name] = _parse(field.name, str(field.type), env[variable])
-        return cls(**found)  # type: ignore[arg-type]
+        return cls(**read_settings(cls, PREFIX, env, beside=(SERVER_PREFIX, TOKEN)))
 
 
 def _variable(name: str) -> str:
-    return _PREFIX + name.upper()
+    return PREFIX + name.upper()
 
 
 def _bad(name: str, value: object, allowed: str) -> UsageError:
-    return UsageError(f"{_variable(name)} is {value!r}; it must be {allowed}")
+    return bad_setting(_variable(name), value, allowed)
 
 
 def _check_count(name: str, value: object) -> None:
@@ -139,12 +130,3 @@ def _check_seconds(name: str, value: object) -> None:
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     if not 0 < number <= _LONGEST:
         raise _bad(name, value, f"a number of seconds above 0, at most {_LONGEST:g}")
-
-
-def _parse(name: str, kind: str, text: str) -> object:
-    convert = {"int": int, "float": float, "str": str}[kind]
-    try:
-        return convert(text)
-    except ValueError as error:
-        words = {"int": "a whole number", "float": "a number of seconds"}[kind]
-        raise _bad(name, text, words) from error

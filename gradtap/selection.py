@@ -63,7 +63,9 @@ def _parse_integer(number: str, text: str) -> int:
 
 
 def _refused(part: str, text: str) -> SelectionError:
-    return SelectionError(f"{part[:40]!r} in slice {text[:80]!r} is not understood; allowed are {GRAMMAR}")
+    return SelectionError(f"{part[:40]!r} in slice {text[:80]!r} is not understood; allowed are {GRAMMAR}").noting(
+        slice=text[:80], grammar=GRAMMAR
+    )
 
 
 def _checked(parts: Sequence[Any]) -> Key:
@@ -207,7 +209,9 @@ def _expanded(parts: Key, shape: tuple[int, ...]) -> tuple[int | slice, ...]:
     used = [part for part in parts if part is not ...]
     missing = len(shape) - len(used)
     if missing < 0:
-        raise SelectionError(f"the slice has {len(used)} axes, but shape {shape} has {len(shape)}")
+        raise SelectionError(f"the slice has {len(used)} axes, but shape {shape} has {len(shape)}").noting(
+            shape=list(shape)
+        )
     at = next((place for place, part in enumerate(parts) if part is ...), len(used))
     return (*used[:at], *[slice(None)] * missing, *used[at:])
 
@@ -218,7 +222,9 @@ def _axis(part: int | slice, axis: int, shape: tuple[int, ...]) -> Axis:
         return range(*part.indices(length))
     if not -length <= part < length:
         allowed = f"allowed are {-length} to {length - 1}" if length else "the axis is empty"
-        raise SelectionError(f"index {part} is out of range for axis {axis} of shape {shape}; {allowed}")
+        raise SelectionError(f"index {part} is out of range for axis {axis} of shape {shape}; {allowed}").noting(
+            shape=list(shape), axis=axis, index=part
+        )
     return part % length
 
 

@@ -14,11 +14,13 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import typer
 
-from gradtap.errors import PROBLEMS, GradtapError, Problem, UsageError, problem_of
+from gradtap.errors import NO_FACTS, PROBLEMS, GradtapError, Problem, UsageError, problem_of
+from gradtap.query.answer import plain
 
 DAMAGED = 5
 """Stored bytes are not what was committed."""
@@ -29,8 +31,15 @@ INTERRUPTED = 130
 OUTPUT_CLOSED = 141
 """128 + SIGPIPE, as shells report a writer whose reader left; also for an output that takes no more."""
 
-VERBS = {"run.params": "ls", "run.steps": "steps", "run.sessions": "info"}
-"""What shows on the command line what an error's text calls by its name in Python."""
+VERBS = {
+    "run.params": "ls",
+    "run.steps": "steps",
+    "run.sessions": "info",
+    "`params` of the run": "ls",
+    "`steps` of the run": "steps",
+    "`sessions` of the run": "info",
+}
+"""What shows on the command line what an error's text calls by its name in Python, or at a server."""
 
 OUTPUT_ERRORS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 """What a write to an output ends with that is closed, full or gone."""
@@ -48,7 +57,7 @@ def guarded(run: Callable[[], object], arguments: Sequence[str]) -> int:
     except typer.Exit as leave:
         return _flushed(leave.exit_code)
     except GradtapError as error:
-        return _report(problem_of(error), in_verbs(str(error), arguments), arguments)
+        return _report(problem_of(error), in_verbs(str(error), arguments), arguments, error.facts)
     except typer.TyperException as error:
         return _report(PROBLEMS[UsageError], error.format_message(), arguments)
     except (KeyboardInterrupt, typer.Abort):
@@ -71,8 +80,9 @@ def in_verbs(text: str, arguments: Sequence[str]) -> str:
     """An error's text with the verbs that show what its Python names would."""
     store = shlex.quote(arguments[1]) if len(arguments) > 1 and not arguments[1].startswith("-") else "STORE"
     for name, verb in VERBS.items():
-        text = re.sub(rf"(?<![\w.`]){re.escape(name)}(?![\w(])", f"`gradtap {verb} {store}`", text)
-    return text.replace("with partial=True", "in Python: run.grad(..., partial=True)")
+        shown = f"`gradtap {verb} {store}`"
+        text = re.sub(rf"(?<![\w.`]){re.escape(name)}(?![\w(])", lambda _, shown=shown: shown, text)
+    return re.sub(r"\bpartial=(True|1)\b", "`gradtap grad --partial`", text)
 
 
 def _flushed(code: int) -> int:
@@ -102,9 +112,10 @@ def _say(text: str) -> None:
         sys.stderr.write(text + "\n")
 
 
-def _report(problem: Problem, detail: str, arguments: Sequence[str]) -> int:
+def _report(problem: Problem, detail: str, arguments: Sequence[str], facts: Mapping[str, Any] = NO_FACTS) -> int:
     if "--json" in arguments or "--jsonl" in arguments:
         body = {
+            **plain(facts),
             "schema": "gradtap.problem/1",
             "type": f"/problems/{problem.slug}",
             "title": problem.slug.replace("-", " "),

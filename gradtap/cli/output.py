@@ -1,6 +1,6 @@
 """One answer, four forms: a table for eyes, `--json`, `--jsonl` and `--csv` for programs.
 
-Data goes to stdout, everything said about it to stderr. A verb builds an `Answer`; nothing here knows a verb.
+Data goes to stdout, everything said about it to stderr. Nothing here knows a verb.
 """
 
 from __future__ import annotations
@@ -11,20 +11,18 @@ import json
 import math
 import os
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from gradtap.errors import DamagedError, UsageError
+from gradtap.errors import UsageError
+from gradtap.query.answer import Answer, plain
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.text import Text
-
-    from gradtap.read import Run
 
 Form = Literal["table", "json", "jsonl", "csv"]
 
@@ -40,49 +38,6 @@ PIPE_WIDTH = 200
 """Columns where there is no terminal: a row of a table stays one line for grep."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a verb has to say, for every form.
-
-    `facts` are the single values, `rows` the repeated ones, under the name `rows_name` in JSON.
-    `pictures` are shown to eyes only, in place of a plain listing of both.
-    """
-
-    verb: str
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    rows: Sequence[Mapping[str, Any]] = ()
-    rows_name: str = ""
-    pictures: Sequence[RenderableType] = ()
-
-
-def opened(store: str) -> Run:
-    """The run at a path. Sessions of it that do not read are named on stderr: their steps are missing in any answer.
-
-    Raises as `gradtap.open`.
-    """
-    from gradtap.read import open
-
-    run = open(store)
-    for name, why in run.damaged.items():
-        sys.stderr.write(f"gradtap: DAMAGED: session {name} does not read and its steps are not listed: {why}\n")
-    return run
-
-
-def is_open(run: Run) -> bool:
-    """Whether more may come: a job holds the run now, or none has begun."""
-    sessions = run.sessions
-    return not sessions or sessions[-1].state == "live"
-
-
-def tags_of(run: Run, step: int) -> dict[str, Any] | None:
-    """What the training logged with a step; None, and a word on stderr, where that does not read."""
-    try:
-        return run.tags_of(step)
-    except DamagedError as error:
-        sys.stderr.write(f"gradtap: tags of step {step}: {error}\n")
-        return None
-
-
 def form_of(*, as_json: bool, as_jsonl: bool, as_csv: bool) -> Form:
     """The one form that was asked for.
 
@@ -95,31 +50,45 @@ def form_of(*, as_json: bool, as_jsonl: bool, as_csv: bool) -> Form:
     return asked[0] if asked else "table"
 
 
-def emit(answer: Answer, form: Form) -> None:
-    """Write an answer to stdout in one form."""
+def emit(
+    answer: Answer,
+    form: Form,
+    *,
+    pictures: Sequence[RenderableType] = (),
+    table: Sequence[Mapping[str, Any]] | None = None,
+) -> None:
+    """Write an answer to stdout in one form: `pictures` for eyes, and as CSV the rows of `table` where they differ."""
     if form == "table":
-        screen = console()
-        # Captured and written here: rich's own writing ends the process with 1 when the reader has left.
-        with screen.capture() as captured:
-            for picture in answer.pictures:
-                # A listing does not cut a name that is wider than the screen, so neither may the screen.
-                screen.print(picture, crop=False)
-        text = captured.get()
-        _write(text if screen.is_terminal else "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
+        draw(pictures)
     elif form == "json":
-        body = {"schema": f"gradtap.{answer.verb}/1", **answer.facts}
-        if answer.rows_name:
-            body[answer.rows_name] = list(answer.rows)
-        _write(to_json(body) + "\n")
+        write(dumped(answer.body()) + "\n")
     elif form == "jsonl":
         for row in answer.rows if answer.rows_name else [answer.facts]:
-            _write(to_json(row) + "\n")
+            write(to_json(row) + "\n")
     else:
         facts = [{"field": name, "value": value} for name, value in answer.facts.items()]
-        _write(_csv(answer.rows if answer.rows_name else facts))
+        write(_csv(table if table is not None else answer.rows if answer.rows_name else facts))
 
 
-def _write(text: str) -> None:
+def draw(pictures: Sequence[RenderableType]) -> None:
+    """Write pictures to stdout, one below the other; without blanks at the ends of lines where it is no terminal."""
+    screen = console()
+    # Captured and written here: rich's own writing ends the process with 1 when the reader has left.
+    with screen.capture() as captured:
+        for picture in pictures:
+            # A listing does not cut a name that is wider than the screen, so neither may the screen.
+            screen.print(picture, crop=False)
+    text = captured.get()
+    write(text if screen.is_terminal else "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
+
+
+def say(text: str) -> None:
+    """One line on stderr, beside the data."""
+    sys.stderr.write(f"gradtap: {text}\n")
+
+
+def write(text: str) -> None:
+    """Write text to stdout."""
     # Line by line: of one large write into a pipe some kernels report success though the reader left halfway.
     sys.stdout.writelines(text.splitlines(keepends=True))
 
@@ -133,28 +102,16 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, width=fixed)
 
 
-def to_json(value: Any) -> str:
-    """JSON of one object. NaN and infinities, which JSON lacks, become null and are counted under "nonfinite"."""
-    lost: Counter[str] = Counter()
-    plain = _plain(value, lost)
-    if lost:
-        plain["nonfinite"] = {name: lost[name] for name in ("nan", "posinf", "neginf")}
+def to_json(value: Mapping[str, Any]) -> str:
+    """JSON of one object on a line. NaN and infinities, which JSON lacks, become null and are counted."""
+    return dumped(plain(value))
+
+
+def dumped(body: Any) -> str:
+    """JSON of what is plain already."""
     # What a stream escapes for want of a character is no escape of JSON.
     encoding = getattr(sys.stdout, "encoding", None) or ""
-    return json.dumps(plain, allow_nan=False, ensure_ascii=encoding.lower().replace("-", "") != "utf8")
-
-
-def _plain(value: Any, lost: Counter[str]) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item, lost) for key, item in value.items()}
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, lost) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        lost["nan" if math.isnan(value) else "posinf" if value > 0 else "neginf"] += 1
-        return None
-    return value
+    return json.dumps(body, allow_nan=False, ensure_ascii=encoding.lower().replace("-", "") != "utf8")
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:

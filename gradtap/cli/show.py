@@ -2,124 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradtap.cli.arguments import Store
-from gradtap.cli.output import (
-    Answer,
-    Csv,
-    Json,
-    Jsonl,
-    emit,
-    facts_grid,
-    form_of,
-    is_open,
-    number,
-    opened,
-    shape_text,
-    tags_of,
-    to_json,
-)
-from gradtap.errors import StepNotFoundError, UsageError
+from gradtap.cli.arguments import Attempt, Param, RunName, Slice, Step, Store
+from gradtap.cli.output import Csv, Json, Jsonl, emit, facts_grid, form_of, number, say, shape_text, to_json
+from gradtap.cli.places import asking
+from gradtap.errors import UsageError
+from gradtap.query.words import is_range
 
 if TYPE_CHECKING:
-    from gradtap.encode.summary import PieceSummary
-    from gradtap.read import Run
+    from gradtap.cli.places import AnyPlace
     from gradtap.types import GradSlice
 
 
 def show(
     store: Store,
-    step: Annotated[str, typer.Argument(metavar="STEP", help="Optimizer step, or `first` or `last`.")],
-    param: Annotated[str, typer.Argument(metavar="PARAM", help="Name of a parameter, as `gradtap ls` prints it.")],
+    step: Step,
+    param: Param,
     *,
-    slice: Annotated[str, typer.Option(help="Part of it in NumPy's grammar, such as `0:10,::2`.")] = "",
-    attempt: Annotated[
-        int | None, typer.Option(help="Which capture of a step that was recorded again; the last if not given.")
-    ] = None,
+    run: RunName = None,
+    slice: Slice = "",
+    attempt: Attempt = None,
     head: Annotated[int, typer.Option(min=0, help="How many values to print.")] = 8,
     as_json: Json = False,
     as_jsonl: Jsonl = False,
     as_csv: Csv = False,
 ) -> None:
     """Show one gradient: facts, statistics, values, histogram."""
+    from gradtap.query.show import show as shown
+
     form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=as_csv)
-    run = opened(store)
-    grad = run.grad(param, step_of(run, step), slice=slice or None, attempt=attempt)
-    emit(_answer(grad, slice, head, tags_of(run, grad.step)), form)
+    if is_range(step):
+        raise UsageError(f"step is {step!r}; `show` takes one step, `gradtap grad` takes a range")
+    with asking(store, run) as place:
+        grad = place.grad(param, step, slice=slice, attempt=attempt)
+        run_id, tags = _tags(place, grad)
+        answer = shown(run_id, grad, slice=slice, head=head, tags=tags)
+        emit(answer, form, pictures=_pictures(answer.facts) if form == "table" else ())
 
 
-def step_of(run: Run, text: str) -> int:
-    """The step that a word names.
-
-    Raises `UsageError` for a word that is no step, `StepNotFoundError` for `first` or `last` of a run without steps.
-    """
-    if text not in ("first", "last"):
-        try:
-            return int(text)
-        except ValueError:
-            raise UsageError(f"step is {text!r}; give a number, `first` or `last`") from None
-    steps = run.steps
-    if not len(steps):
-        yet = " yet" if is_open(run) else ""
-        raise StepNotFoundError(f"the run has no complete step{yet}, so no {text} one; see `gradtap steps {run.path}`")
-    return int(steps[0 if text == "first" else -1])
+def _tags(place: AnyPlace, grad: GradSlice) -> tuple[str, dict[str, Any] | None]:
+    """The run's id, and the tags of the step; None where they do not read, which stderr says, and of old attempts."""
+    answer = place.steps(str(grad.step), tags=True)
+    row: Mapping[str, Any] = next(iter(answer.rows), {})
+    if "tags_error" in row:
+        say(f"tags of step {grad.step}: {row['tags_error']}")
+    return answer.facts["run"], row.get("tags") if row.get("attempt") == grad.attempts[0] else None
 
 
-def _answer(grad: GradSlice, slice: str, head: int, tags: dict[str, Any] | None) -> Answer:
-    import numpy as np
-
-    from gradtap.encode.summary import summarize
-
-    flat = np.ascontiguousarray(grad.values).reshape(-1)
-    summary = summarize(flat, "full")
-    assert summary is not None, "level full always has a summary"
-    facts = {
-        "name": grad.name,
-        "step": grad.step,
-        "attempt": grad.attempts[0],
-        "shape": list(grad.shape),
-        "slice": slice or None,
-        "dtype": str(grad.dtype),
-        "dtype_captured": grad.dtype_captured,
-        "complete": grad.complete,
-        "flags": list(grad.flags),
-        "factor": grad.factor[0],
-        "tags": tags,
-        "summary": _statistics(summary),
-        "values": flat[:head].tolist(),
-        "values_shown": min(head, flat.size),
-        "values_total": flat.size,
-        "histogram": _exponents(summary),
-    }
-    return Answer(verb="show", facts=facts, pictures=_pictures(facts, summary))
-
-
-def _statistics(summary: PieceSummary) -> dict[str, Any]:
-    names = ("count", "l2", "l1", "absmax", "mean", "std", "zeros", "nan", "inf")
-    return {name: getattr(summary, name) for name in names}
-
-
-def _exponents(summary: PieceSummary) -> dict[str, Any]:
-    """Counts by sign and floor(log2|x|), which is cut to -64 and 31; empty ones left out."""
-    from gradtap.encode.histogram import LOWEST, ZERO_BIN
-
-    counts = [] if summary.hist is None else summary.hist.tolist()
-    filled = [(bin - ZERO_BIN, count) for bin, count in enumerate(counts) if count]
-    return {
-        "negative": {str(LOWEST - 1 - at): count for at, count in filled if at < 0},
-        "zero": sum(count for at, count in filled if at == 0),
-        "positive": {str(LOWEST - 1 + at): count for at, count in filled if at > 0},
-    }
-
-
-def _pictures(facts: dict[str, Any], summary: PieceSummary) -> list[Any]:
+def _pictures(facts: Mapping[str, Any]) -> list[Any]:
     from rich.text import Text
-
-    from gradtap.cli.pictures import histogram, histogram_title
-    from gradtap.encode.histogram import ZERO_BIN, bin_edges
 
     header = {
         "parameter": facts["name"],
@@ -139,10 +74,21 @@ def _pictures(facts: dict[str, Any], summary: PieceSummary) -> list[Any]:
     more = facts["values_total"] - facts["values_shown"]
     values = " ".join(map(number, facts["values"])) + (f" ... {more} more" if more else "")
     pictures: list[Any] = [facts_grid(header), "", facts_grid(statistics), "", Text(values), ""]
-    if summary.hist is not None:
-        counts = summary.hist.tolist()
-        pictures += [
-            Text(histogram_title(counts, ZERO_BIN), style="bold"),
-            histogram(counts, bin_edges().tolist(), ZERO_BIN),
-        ]
-    return pictures
+    return pictures + _bars(facts["histogram"])
+
+
+def _bars(counted: Mapping[str, Any]) -> list[Any]:
+    from rich.text import Text
+
+    from gradtap.cli.pictures import histogram, histogram_title
+    from gradtap.encode.histogram import BINS, LOWEST, ZERO_BIN, bin_edges
+
+    counts = [0] * BINS
+    counts[ZERO_BIN] = counted["zero"]
+    for name, sign in (("negative", -1), ("positive", 1)):
+        for exponent, count in counted[name].items():
+            counts[ZERO_BIN + sign * (int(exponent) - LOWEST + 1)] = count
+    return [
+        Text(histogram_title(counts, ZERO_BIN), style="bold"),
+        histogram(counts, bin_edges().tolist(), ZERO_BIN),
+    ]

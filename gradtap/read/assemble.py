@@ -66,6 +66,13 @@ class SessionReader:
                 where.scatter(chunk.start, self.chunks.values(chunk, capture, step, crc), out)
         return whole
 
+    def check(self, chunks: list[ChunkPlan], *, capture: int, step: int) -> None:
+        """Look, in the journals alone, whether a capture holds all of `chunks`. Raises as `fill` for what it reads."""
+        for chunk in chunks:
+            record = self._record(chunk, capture, step, partial=False)
+            if record is not None and not record.present[chunk.slot]:
+                raise IncompleteError(self._left_out(chunk, step))
+
     def _record(self, chunk: ChunkPlan, capture: int, step: int, *, partial: bool) -> JournalRecord | None:
         record = self.captures.record(chunk.owner, capture)
         if record is not None and record.state == "committed" and record.step == step:

@@ -89,6 +89,11 @@ class AttemptIndex:
             for number, at in enumerate(range(low, high), 1)
         ]
 
+    def counts(self, steps: Sequence[int]) -> list[int]:
+        """How many complete captures each of these steps has."""
+        low, high = (np.searchsorted(self._steps, np.array(steps, np.int64), side) for side in ("left", "right"))
+        return np.subtract(high, low).tolist() if len(steps) else []
+
     def newest(self) -> tuple[Numbers, Numbers]:
         """Each complete step, ascending, and the index of the session whose attempt at it is in force."""
         last = last_of_each(self._steps)

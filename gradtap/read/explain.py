@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Sequence
 
 from gradtap import words
-from gradtap.errors import IncompleteError, NotFoundError, StepNotFoundError
+from gradtap.errors import IncompleteError, InFlightError, NotFoundError, StepNotFoundError
 from gradtap.read.assemble import SessionReader
 from gradtap.read.attempts import Place
 from gradtap.read.captures import CaptureState
@@ -28,8 +28,24 @@ def explain_absent(
     for reader in reversed(readers):
         state = _state(step, reader)
         if state is not None and (state.committed or state.dropped or state.failed or state.strayed):
-            return IncompleteError(f"step {step} has no complete capture: {say_state(state, reader)}")
-    return StepNotFoundError(f"step {step} is not in this run: {_reason(step, readers, known)}")
+            text = f"step {step} has no complete capture: {say_state(state, reader)}"
+            if in_time(state, reader):
+                return InFlightError(text).noting(last_complete=known[-1] if known else None)
+            return IncompleteError(text)
+    return StepNotFoundError(f"step {step} is not in this run: {_reason(step, readers, known)}").noting(
+        nearest=nearest_steps(step, known)
+    )
+
+
+def in_time(state: CaptureState, reader: SessionReader) -> bool:
+    """Whether a capture that is not complete may still become so."""
+    return not (state.dropped or state.failed or state.strayed) and reader.session.state == "live"
+
+
+def nearest_steps(step: int, known: Sequence[int]) -> list[int]:
+    """Up to two recorded steps on either side."""
+    at = bisect.bisect_left(known, step)
+    return list(known[max(0, at - 2) : at + 2])
 
 
 def say_state(state: CaptureState, reader: SessionReader) -> str:
@@ -41,7 +57,7 @@ def say_state(state: CaptureState, reader: SessionReader) -> str:
         return f"it failed on {words.ranks(state.failed)} ({where}); the training's log says why"
     if state.strayed:
         return f"{words.ranks(state.strayed)} recorded another step under its number ({where}); run `gradtap verify`"
-    if reader.session.state == "live":
+    if in_time(state, reader):
         return (
             f"it is in flight, {words.ranks(state.missing)} of {reader.session.plan.world} have not committed it yet "
             f"({where}); try again in a moment, or read what is there with partial=True"
@@ -64,8 +80,7 @@ def _reason(step: int, readers: Sequence[SessionReader], known: Sequence[int]) -
             return "it has no session yet"
         yet = " yet" if readers[-1].session.state == "live" else ""
         return f"it has no complete step{yet}"
-    at = bisect.bisect_left(known, step)
-    near = ", ".join(map(str, known[max(0, at - 2) : at + 2]))
+    near = ", ".join(map(str, nearest_steps(step, known)))
     text = f"the nearest are {near} (of {len(known)}, {known[0]} to {known[-1]})"
     schedule = readers[-1].session.schedule
     if known[0] < step < known[-1] and schedule is not None and not schedule.captures(step):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradtap.errors import IncompleteError, ParamNotFoundError, UsageError, nearest
+from gradtap.errors import IncompleteError, ParamNotFoundError, UsageError, near_names, nearest
 from gradtap.matching import Select, select_params
 from gradtap.read.assemble import SessionReader
+from gradtap.read.attempts import Place
 from gradtap.store.ledger_fields import SUMMARY_STATS
 from gradtap.types import ParamSpec
 
@@ -48,8 +49,20 @@ class Norms:
     def __getitem__(self, name: str) -> NDArray[np.float64]:
         """The statistic of one parameter over the steps. Raises `ParamNotFoundError`."""
         if name not in self.params:
-            raise ParamNotFoundError(f"{name!r} is not in this table{nearest(name, self.params)}")
+            raise ParamNotFoundError(f"{name!r} is not in this table{nearest(name, self.params)}").noting(
+                did_you_mean=near_names(name, self.params)
+            )
         return np.asarray(self.values[self.params.index(name)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepSummary:
+    """`stats[stat][p]` (float64) is a statistic of parameter `params[p]` at one step; NaN where it was not taken."""
+
+    step: int
+    attempt: int
+    params: tuple[str, ...]
+    stats: Mapping[str, NDArray[np.float64]]
 
 
 def _shown(count: int) -> list[int | None]:
@@ -80,7 +93,10 @@ def matching(match: Select | None, params: Sequence[ParamSpec]) -> tuple[str, ..
         chosen = select_params(match, stored)
     except ParamNotFoundError as error:
         near = nearest(match, [p.name for p in stored]) if isinstance(match, str) else ""
-        raise ParamNotFoundError(f"match={match!r} names no parameter with stored gradients{near}") from error
+        names = near_names(match, [p.name for p in stored]) if isinstance(match, str) else []
+        raise ParamNotFoundError(f"match={match!r} names no parameter with stored gradients{near}").noting(
+            did_you_mean=names
+        ) from error
     return tuple(p.name for i, p in enumerate(stored) if chosen is None or i in chosen)
 
 
@@ -104,6 +120,18 @@ def read_norms(
         if stat in reader.summaries.stats:
             _take(reader, places, params, stat, values)
     return Norms(stat=stat, params=params, steps=steps, values=values)
+
+
+def read_summary(place: Place, specs: Sequence[ParamSpec], match: Select | None) -> StepSummary:
+    """All statistics that the session of a capture stored, of the parameters that match."""
+    params = matching(match, specs)
+    at = [(place.step, place.reader, place.capture)]
+    stats = {}
+    for stat in (stat for stat in STATS if stat in place.reader.summaries.stats):
+        values = np.full((len(params), 1), np.nan)
+        _take(place.reader, at, params, stat, values)
+        stats[stat] = values[:, 0]
+    return StepSummary(step=place.step, attempt=place.attempt, params=params, stats=stats)
 
 
 def _take(

@@ -8,32 +8,32 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from gradtap.errors import (
     DamagedError,
     FormatVersionError,
-    IncompleteError,
     ParamNotFoundError,
     StepNotFoundError,
     StoreError,
     UsageError,
+    near_names,
     nearest,
 )
-from gradtap.flags import names_of
 from gradtap.matching import Select
-from gradtap.read.assemble import SessionReader, blank
+from gradtap.read.assemble import SessionReader
 from gradtap.read.attempts import Attempt, AttemptIndex, Place
 from gradtap.read.chunks import FileCache
 from gradtap.read.explain import explain_absent, in_flight
+from gradtap.read.histogram import GradHistogram, histogram_of
 from gradtap.read.info import RunInfo, describe, left_out
 from gradtap.read.ledger import Ledger
-from gradtap.read.norms import Norms, check_stat, read_norms
+from gradtap.read.norms import Norms, StepSummary, check_stat, read_norms, read_summary
 from gradtap.read.place import folder_of, read_run_there
+from gradtap.read.request import GradRequest, request
 from gradtap.read.session import Session, SessionView, Signature, file_signature
 from gradtap.read.steps import Steps, chosen_steps, one_attempt, one_step, span
 from gradtap.selection import Selection
@@ -177,6 +177,10 @@ class Run:
         """
         return tuple(attempt.number for attempt in self.locate(step))
 
+    def attempt_counts(self, steps: Sequence[int]) -> list[int]:
+        """How many complete captures each of many steps has, which is the number of the one in force; 0 for none."""
+        return self._attempts().counts(steps)
+
     def locate(self, step: int) -> tuple[Attempt, ...]:
         """Where each attempt at a step lies: its session, and its index along axis 0 of that session's arrays.
 
@@ -207,6 +211,23 @@ class Run:
         Raises `ParamNotFoundError`, `StepNotFoundError`, `IncompleteError`, `SelectionError`, `UsageError`, and
         `DamagedError` for stored bytes that are not what was committed.
         """
+        wanted = self.request(name, step, steps=steps, slice=slice, attempt=attempt, partial=partial)
+        return wanted.read()
+
+    def request(
+        self,
+        name: str,
+        step: int | None = None,
+        *,
+        steps: Steps | None = None,
+        slice: Any = None,
+        attempt: int | None = None,
+        partial: bool = False,
+    ) -> GradRequest:
+        """What `grad` would read, looked at without reading a chunk: shape, bytes, chunks, flags. Arguments as there.
+
+        Raises as `grad`, but for what only the journals and chunks tell.
+        """
         index = self._attempts()
         param = self._param(name)
         where = Selection.of(slice, param.shape)
@@ -214,21 +235,8 @@ class Run:
             raise UsageError(f"give either step= or steps=; this run has {span(index.steps)}")
         chosen = (one_step(step),) if step is not None else chosen_steps(steps, index.steps)
         places = [self._place(each, index, attempt=attempt, partial=partial) for each in chosen]
-        values, complete = self._values(param, where, places, partial=partial)
-        facts = self._facts(places, param)
-        flags = 0
-        for _, more in facts:
-            flags |= more
-        return GradSlice(
-            values=values[0] if step is not None else values,
-            name=param.name,
-            steps=chosen,
-            attempts=tuple(place.attempt for place in places),
-            dtype_captured=self._dtype(param, places),
-            complete=complete,
-            flags=names_of(flags),
-            factor=tuple(factor for factor, _ in facts),
-        )
+        whole = not self._damaged
+        return request(self.id, param, where, places, stacked=step is None, partial=partial, whole=whole)
 
     def norms(self, match: Select | None = None, steps: Steps | None = None, stat: str = "l2") -> Norms:
         """Parameter x step matrix of a stored statistic; reads summaries only.
@@ -243,49 +251,32 @@ class Run:
         places = [self._place(each, index, attempt=None, partial=False) for each in sorted(set(chosen))]
         return read_norms([(p.step, p.reader, p.capture) for p in places], self.params, match=match, stat=stat)
 
-    def _values(
-        self, param: ParamSpec, where: Selection, places: list[Place], *, partial: bool
-    ) -> tuple[np.ndarray[Any, np.dtype[Any]], bool]:
-        doubles = any(self._own(param, p).dtype == "float64" for p in places)
-        values = blank((len(places), *where.shape), "float64" if doubles else "float32")
-        complete = all(place.complete for place in places)
-        chunks: dict[int, Any] = {}
-        for i, place in enumerate(places):
-            reader = place.reader
-            if id(reader) not in chunks:
-                chunks[id(reader)] = reader.touched(reader.session.by_name[param.name], where)
-            # The ellipsis keeps a view where the answer is 0-d.
-            out = values[i, ...]
-            complete &= reader.fill(
-                chunks[id(reader)], where, out, capture=place.capture, step=place.step, partial=partial
-            )
-        return values, complete
+    def summary(self, step: int, match: Select | None = None, *, attempt: int | None = None) -> StepSummary:
+        """Every stored statistic of the parameters that match, at one step; reads summaries only.
 
-    def _own(self, param: ParamSpec, place: Place) -> ParamSpec:
-        session = place.reader.session
-        at = session.by_name.get(param.name)
-        if at is None or session.plan.params[at].status != "captured":
-            why = "did not have" if at is None else f"left out as {session.plan.params[at].status}"
-            raise IncompleteError(
-                f"step {place.step} was recorded by session {session.name}, which {why} {param.name!r}; ask for a step "
-                "of another session, see run.sessions"
-            )
-        return session.plan.params[at]
+        Raises as `norms`; no statistics at all where the step's session stored none.
+        """
+        place = self._place(one_step(step), self._attempts(), attempt=attempt, partial=False)
+        return read_summary(place, self.params, match)
 
-    def _dtype(self, param: ParamSpec, places: list[Place]) -> str:
-        return ", ".join(sorted({self._own(param, place).dtype for place in places}))
+    def hist(
+        self,
+        name: str,
+        step: int,
+        *,
+        slice: Any = None,
+        bins: int | None = None,
+        scale: str = "log2",
+        attempt: int | None = None,
+    ) -> GradHistogram:
+        """The histogram of a gradient at a step.
 
-    def _facts(self, places: list[Place], param: ParamSpec) -> list[tuple[float, int]]:
-        facts: dict[int, tuple[float, int]] = {}
-        by_reader: dict[int, list[int]] = {}
-        for at, place in enumerate(places):
-            by_reader.setdefault(id(place.reader), []).append(at)
-        for chosen in by_reader.values():
-            chosen.sort(key=lambda at: places[at].step)
-            reader = places[chosen[0]].reader
-            found = reader.ledger.facts([places[at].step for at in chosen], reader.session.by_name[param.name])
-            facts.update(zip(chosen, found, strict=True))
-        return [facts[at] for at in range(len(places))]
+        As it is, the stored one: 193 bins by sign and power of two. With a `slice`, `bins`, or `scale="linear"` it is
+        counted anew from the values: `bins` (64 if not given, 1 to 512) equal ones from the smallest to the largest.
+        Raises as `grad`; `IncompleteError` where none was stored, `UsageError` for another scale or number of bins.
+        """
+        wanted = self.request(name, step, slice=slice, attempt=attempt)
+        return histogram_of(wanted, bins=bins, scale=scale, stored=slice is None)
 
     def _place(self, step: int, index: AttemptIndex, *, attempt: int | None, partial: bool) -> Place:
         places = index.places(step)
@@ -314,7 +305,7 @@ class Run:
             near = nearest(name, known)
             raise ParamNotFoundError(
                 f"no parameter {name!r} in this run{near + ' See' if near else '; see'} run.params"
-            )
+            ).noting(did_you_mean=near_names(name, known))
         param = session.plan.params[session.by_name[name]]
         if param.status == "frozen":
             raise ParamNotFoundError(f"{name!r} has no gradients: it is frozen (requires_grad is off)")

@@ -103,6 +103,16 @@ class SessionLedger:
             found.append((value, bits))
         return found
 
+    def settled(self, steps: Sequence[int]) -> bool:
+        """Whether the rows of ascending steps are final: the session is closed, or all of a row is published."""
+        first = self.session.first_step
+        if self.session.closed is not None:
+            return True
+        if first is None or not steps:
+            return False
+        states = self._published("state", steps[0] - first, steps[-1] - first + 1)
+        return bool((states[np.array(steps, np.int64) - steps[0]] != FIELDS_BY_NAME["state"].fill).all())
+
     def _at(self, name: str, rows: NDArray[np.int64]) -> Array:
         if not rows.size:
             return np.empty(0)

@@ -91,6 +91,17 @@ class SummaryReader:
             at = stop
         return out
 
+    def histogram(self, capture: int, column: int) -> NDArray[np.int64] | None:
+        """The stored histogram of one parameter at a capture, int64 (bins,); None where none was taken.
+
+        Raises `DamagedError` as `rows`.
+        """
+        spec = self._merged("hist")
+        counts = self.session.read(spec, capture, capture + 1)[0, column]
+        if (counts == spec.fill).all():
+            counts = self.from_ranks("hist", capture, capture + 1)[0, column]
+        return None if (counts == spec.fill).all() else np.array(counts, np.int64)
+
     def taken(self, captures: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """Which parameters (the columns of `l2`) were captured at all, (captures, columns); None where unknown."""
         if "zeros" not in self.stats or self.names_of("zeros") != self.names_of("l2"):

@@ -1,0 +1,82 @@
+"""Where a verb asks: STORE and --run become a run in a folder, or on a server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeAlias
+
+from gradtap.cli.output import say
+from gradtap.errors import GradtapError
+
+if TYPE_CHECKING:
+    from gradtap.query.local import LocalPlace
+    from gradtap.read.catalog import Catalog
+    from gradtap.remote.place import RemotePlace
+
+    AnyPlace: TypeAlias = LocalPlace | RemotePlace
+
+
+@contextlib.contextmanager
+def asking(store: str, run: str | None = None) -> Iterator[AnyPlace]:
+    """As `place_of`, let go of at the end. What a user must know before any answer goes to stderr."""
+    place = place_of(store, run)
+    try:
+        for notice in place.notices():
+            say(notice)
+        yield place
+    finally:
+        close(place)
+
+
+def place_of(store: str, run: str | None = None) -> AnyPlace:
+    """The run that a command line names: `store` is a folder or an address, `run` chooses where it has several.
+
+    Raises `UsageError` with the names where one must be chosen, `RunNotFoundError` with near names, and as
+    `gradtap.open` and `remote_place`.
+    """
+    if is_address(store):
+        from gradtap.remote.address import address_of
+        from gradtap.remote.place import remote_place
+
+        return remote_place(address_of(store), run)
+    from gradtap.query.local import LocalPlace
+    from gradtap.read import open
+
+    catalog = _catalog(store, run)
+    if catalog is None:
+        return LocalPlace(run=open(store), label=store)
+    entry = catalog.only(run)
+    if entry.error is not None and entry.folder:
+        raise entry.error
+    return LocalPlace(run=open(entry.path), label=store if entry.within == "." else str(entry.path))
+
+
+def close(place: AnyPlace) -> None:
+    """Let go of files or connections."""
+    from gradtap.query.local import LocalPlace
+
+    (place.run if isinstance(place, LocalPlace) else place).close()
+
+
+def is_address(store: str) -> bool:
+    """Whether STORE is a server's address."""
+    return store.lower().startswith(("http://", "https://"))
+
+
+def _catalog(store: str, run: str | None) -> Catalog | None:
+    """The runs to choose from; None where `store` must be the run itself, or an error that opening it tells best."""
+    from gradtap.read.catalog import Catalog
+    from gradtap.read.discover import is_run
+    from gradtap.read.place import folder_of
+
+    folder = folder_of(store)
+    if run is not None:
+        return Catalog([store])
+    try:
+        if not folder.is_dir() or is_run(folder):
+            return None
+        catalog = Catalog([store])
+        return catalog if catalog.entries() else None
+    except (OSError, GradtapError):
+        return None

@@ -1,0 +1,134 @@
+"""Gradients out of HTTP answers: the facts in `X-Gradtap-*` headers, and an array over the body."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+import numpy as np
+
+from gradtap.errors import StoreError
+from gradtap.remote.client import Reply
+from gradtap.remote.problems import stranger
+from gradtap.types import GradSlice
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayFacts:
+    """What the headers of an array say. `dtype` is that of the elements in the body.
+
+    `steps`, `attempts` and `factor` are None where the list was too long for a header; `count` is their number, and
+    `span` the first and last step.
+    """
+
+    run: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    dtype_captured: str
+    flags: tuple[str, ...]
+    complete: bool
+    rounded: int
+    stacked: bool
+    count: int
+    span: tuple[int, int]
+    steps: tuple[int, ...] | None
+    attempts: tuple[int, ...] | None
+    factor: tuple[float, ...] | None
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing was left out."""
+        return self.steps is not None and self.attempts is not None and self.factor is not None
+
+
+def array_facts(url: str, headers: Mapping[str, str], *, partial: bool) -> ArrayFacts:
+    """The facts in the headers of an answer; `partial` is whether an incomplete capture was asked for.
+
+    Raises `StoreError` where they are missing or make no sense.
+    """
+    try:
+        return _facts(headers, partial)
+    except (KeyError, ValueError, TypeError) as error:
+        raise stranger(url, f"its answer lacks the headers of an array ({error})") from error
+
+
+def array_of(facts: ArrayFacts, reply: Reply) -> np.ndarray[Any, np.dtype[Any]]:
+    """The values in a raw body, in the machine's byte order, writable; no copy where that is little endian.
+
+    Raises `StoreError` for a body of another length than the headers say.
+    """
+    dtype = np.dtype(facts.dtype)
+    wanted = math.prod(facts.shape) * dtype.itemsize
+    if len(reply.body) != wanted:
+        raise StoreError(f"the answer of {reply.url} has {len(reply.body)} bytes where {wanted} belong; ask again")
+    values = np.frombuffer(reply.body, dtype.newbyteorder("<")) if wanted else np.empty(0, dtype)
+    return values.astype(dtype, copy=False).reshape(facts.shape)
+
+
+def grad_of(facts: ArrayFacts, values: np.ndarray[Any, np.dtype[Any]]) -> GradSlice:
+    """The gradient, of facts from which nothing is left out."""
+    assert facts.steps is not None and facts.attempts is not None and facts.factor is not None
+    return GradSlice(
+        values=values,
+        name=facts.name,
+        steps=facts.steps,
+        attempts=facts.attempts,
+        dtype_captured=facts.dtype_captured,
+        complete=facts.complete,
+        flags=facts.flags,
+        factor=facts.factor,
+    )
+
+
+def _facts(headers: Mapping[str, str], partial: bool) -> ArrayFacts:
+    def said(name: str) -> str:
+        return headers[f"X-Gradtap-{name}"]
+
+    if said("Byteorder") != "little":
+        raise ValueError(f"Byteorder is {said('Byteorder')!r}")
+    stacked = "X-Gradtap-Steps" in headers
+    listed = said("Steps") if stacked else said("Step")
+    first, dots, last = listed.partition("..")
+    steps = None if dots else _listed(listed, int)
+    span = (int(first), int(last)) if steps is None else (steps[0], steps[-1])
+    count = int(said("Count")) if stacked else 1
+    if steps is not None and len(steps) != count:
+        raise ValueError(f"Steps names {len(steps)} steps and Count {count}")
+    return ArrayFacts(
+        run=said("Run"),
+        name=unquote(said("Name"), errors="surrogateescape"),
+        shape=_listed(said("Shape"), int),
+        dtype=said("Dtype"),
+        dtype_captured=said("Source-Dtype"),
+        flags=_listed(headers.get("X-Gradtap-Flags", ""), str),
+        # An incomplete one of which nothing is said must not pass for complete.
+        complete=bool(json.loads(headers.get("X-Gradtap-Complete", "false" if partial else "true"))),
+        rounded=int(headers.get("X-Gradtap-Rounded", "0")),
+        stacked=stacked,
+        count=count,
+        span=span,
+        steps=steps,
+        attempts=_each(headers.get("X-Gradtap-Attempt"), int, count),
+        factor=_each(headers.get("X-Gradtap-Factor"), float, count),
+    )
+
+
+def _listed(text: str, kind: Callable[[str], T]) -> tuple[T, ...]:
+    return tuple(kind(part) for part in text.split(",")) if text else ()
+
+
+def _each(text: str | None, kind: Callable[[str], T], count: int) -> tuple[T, ...] | None:
+    """One value for each step; a single one stands for all."""
+    if text is None:
+        return None
+    found = _listed(text, kind)
+    if len(found) not in (1, count):
+        raise ValueError(f"{len(found)} values for {count} steps")
+    return found * count if len(found) == 1 else found

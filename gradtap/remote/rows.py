@@ -1,0 +1,55 @@
+"""Answers out of JSON bodies: pages joined, and what JSON has no number for."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from gradtap.errors import StoreError, UsageError
+from gradtap.query.answer import Answer
+from gradtap.remote.client import Client, Query
+
+PAGE = 1000
+"""Rows to ask for at a time: the most that a server gives unless it was set to less."""
+
+
+def asked(client: Client, path: str, query: Query, *, name: str, rows_name: str = "", paged: bool = False) -> Answer:
+    """The answer to the query `name` at a path; all of its pages.
+
+    What was NaN or infinite is None, and "nonfinite" among the facts has the counts. Raises as `Client.fetch`, and
+    `StoreError` where another run took the place of this one between two pages.
+    """
+    schema = f"gradtap.{name}/1"
+    size: dict[str, str | int | None] = {"limit": PAGE} if paged else {}
+    try:
+        body = client.json(path, {**query, **size}, schema=schema)
+    except UsageError as error:
+        most = error.facts.get("page_max")
+        if not paged or not isinstance(most, int):
+            raise
+        size = {"limit": most}
+        body = client.json(path, {**query, **size}, schema=schema)
+    rows, lost = list(body.get(rows_name, [])), Counter(body.get("nonfinite", {}))
+    run = body.get("run")
+    while cursor := body.get("next"):
+        body = client.json(path, {**query, **size, "cursor": str(cursor)}, schema=schema)
+        if body.get("run") != run:
+            raise StoreError(f"another run took the place of {run} while it was read; ask again")
+        rows += body.get(rows_name, [])
+        lost.update(body.get("nonfinite", {}))
+    # Those of the last page: of a run that is written, they are the newest.
+    facts = {key: value for key, value in body.items() if key not in {"schema", "next", "total", "nonfinite", rows_name}}
+    facts |= {"nonfinite": dict(lost)} if lost else {}
+    return Answer(query=name, facts=facts, rows=rows, rows_name=rows_name)
+
+
+def with_nan(answer: Answer, column: str) -> Answer:
+    """The answer with NaN for each None in the lists of a column, where nothing else can have been there."""
+    lost: Mapping[str, int] = answer.facts.get("nonfinite", {})
+    if not lost or lost.get("posinf") or lost.get("neginf"):
+        return answer
+    facts = {key: value for key, value in answer.facts.items() if key != "nonfinite"}
+    rows = [row | {column: [math.nan if v is None else v for v in row[column]]} for row in map(dict, answer.rows)]
+    return Answer(query=answer.query, facts=facts, rows=rows, rows_name=answer.rows_name)

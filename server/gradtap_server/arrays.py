@@ -1,0 +1,99 @@
+"""Gradients as HTTP carries them: the headers that say what the bytes are, and a body sent without copying it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gradtap.query.formats import GradHead
+
+Buffer = bytes | memoryview
+
+PIECE = 2**18
+"""Bytes handed to the server at a time, so that a slow client holds up its own answer and no memory."""
+
+LONGEST_LIST = 2048
+"""Characters of a header that lists something for each step; proxies take 8 KiB of headers, all together."""
+
+ENDINGS = {"raw": "bin", "npy": "npy", "json": "json", "safetensors": "safetensors"}
+"""How the name of a downloaded file ends."""
+
+
+class PartsResponse(Response):
+    """An answer whose body is a list of buffers, sent one after the other as they lie. The length is that of all."""
+
+    def __init__(self, parts: Sequence[Buffer], *, media_type: str, headers: Mapping[str, str]) -> None:
+        views = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
+        length = {"content-length": str(sum(view.nbytes for view in views))}
+        super().__init__(headers={**headers, **length}, media_type=media_type)
+        self._views = views
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it: the head, the pieces, and an empty piece that ends it."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for view in self._views:
+            for start in range(0, view.nbytes, PIECE):
+                piece = view[start : start + PIECE]
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def head_only(*, media_type: str, length: int | None, headers: Mapping[str, str]) -> Response:
+    """The answer to HEAD: the headers of a GET, `length` bytes long where that is known before anything is read."""
+    response = Response(headers=headers, media_type=media_type)
+    del response.headers["content-length"]
+    if length is not None:
+        response.headers["content-length"] = str(length)
+    return response
+
+
+def array_headers(head: GradHead, *, dtype: str, rounded: int | None = None) -> dict[str, str]:
+    """What the bytes are: `dtype` names their elements. `rounded` counts those it could not hold, None if unknown."""
+    made = {
+        "Shape": ",".join(map(str, head.shape)),
+        "Dtype": dtype,
+        "Byteorder": "little",
+        "Run": head.run,
+        "Name": quote(head.name, safe=""),
+        "Source-Dtype": head.dtype_captured,
+        "Flags": ",".join(head.flags),
+        **_places(head),
+    }
+    if head.complete is not None:
+        made["Complete"] = json.dumps(head.complete)
+    if rounded is not None:
+        made["Rounded"] = str(rounded)
+    return {f"X-Gradtap-{name}": text for name, text in made.items()}
+
+
+def _places(head: GradHead) -> dict[str, str]:
+    if not head.stacked:
+        return {"Step": str(head.steps[0]), "Attempt": str(head.attempts[0]), "Factor": repr(head.factor[0])}
+    made = {"Count": str(len(head.steps)), "Steps": _listed(head.steps) or f"{head.steps[0]}..{head.steps[-1]}"}
+    for name, values in (("Attempt", head.attempts), ("Factor", head.factor)):
+        # One value stands for all of a long list where they are equal; a list that is too long is left out.
+        text = _listed(values) or (repr(values[0]) if len(set(values)) == 1 else "")
+        made |= {name: text} if text else {}
+    return made
+
+
+def _listed(values: Sequence[float]) -> str:
+    text = ",".join(map(repr, values))
+    return text if len(text) <= LONGEST_LIST else ""
+
+
+def download_headers(head: GradHead, form: str) -> dict[str, str]:
+    """Makes a browser save the answer, under a name that any file system takes."""
+    safe = "".join(letter if letter.isprintable() and letter not in '/\\:*?"<>|' else "_" for letter in head.name)
+    steps = "-".join(str(step) for step in dict.fromkeys((head.steps[0], head.steps[-1])))
+    name = f"{safe[:120].lstrip('.')}.step{steps}.{ENDINGS[form]}"
+    plain = quote(name) == name
+    return {
+        "Content-Disposition": f'attachment; filename="{name}"'
+        if plain
+        else f"attachment; filename*=utf-8''{quote(name)}"
+    }

@@ -1,0 +1,154 @@
+"""`gradtap serve`: the application on a socket of this machine, until it is told to stop."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import uvicorn
+
+from gradtap.errors import NotARunError, StoreError, UsageError
+from gradtap.read.catalog import Catalog
+from gradtap_server.app import create_app
+from gradtap_server.security import is_loopback
+from gradtap_server.settings import ServerSettings
+
+GRACE = 1
+"""Seconds that answers under way have when the server is told to stop; with it, it is gone within two."""
+
+
+def serve(
+    stores: Sequence[str | os.PathLike[str]],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    settings: ServerSettings | None = None,
+    root_path: str | None = None,
+    log_level: str = "warning",
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve the stores until SIGINT or SIGTERM, and return then.
+
+    `port` 0 takes a free one. `on_ready` is called with the address once clients can connect; by default it is printed
+    on stderr. Raises `UsageError` for an address beyond this machine without a token, and where the address cannot be
+    had; `StoreError` for a store that is not there; what `create_app` raises.
+    """
+    chosen = ServerSettings.from_environment() if settings is None else settings
+    if root_path is not None:
+        chosen = replace(chosen, root_path=root_path.rstrip("/"))
+    _refuse_open_door(host, chosen)
+    folders = tuple(stores) or chosen.folders
+    _refuse_lost(folders)
+    app = create_app(folders, chosen)
+    with _listening(host, port) as listener:
+        url = f"http://{_shown(host)}:{listener.getsockname()[1]}{chosen.root_path}"
+        config = uvicorn.Config(
+            app,
+            log_level=log_level,
+            # Standard error is for what concerns whoever started the server; Prometheus counts the requests.
+            access_log=log_level in ("debug", "info", "trace"),
+            server_header=False,
+            # Who the client is decides nothing here, so no header may say so either.
+            proxy_headers=False,
+            timeout_graceful_shutdown=GRACE,
+            ws="none",
+            lifespan="on",
+        )
+        _Server(config, lambda: (on_ready or _announce)(url)).run([listener])
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn, which says when it listens, and ends on a signal as any function does."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then say so."""
+        await super().startup(sockets)
+        if self.started and not self.should_exit:
+            self._ready()
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until a signal. Uvicorn raises it again once it is done: nothing is left to be interrupted."""
+        try:
+            super().run(sockets)
+        except KeyboardInterrupt:
+            if not self.should_exit:
+                raise
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        """Note that a signal came. A second one does not wait for answers under way."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def _refuse_open_door(host: str, settings: ServerSettings) -> None:
+    if settings.token is not None or settings.insecure_no_auth or is_loopback(host.lower()):
+        return
+    raise UsageError(
+        f"host is {host!r}: whoever reaches this machine could read every gradient. Set a token "
+        "(GRADTAP_SERVER_TOKEN=$(openssl rand -hex 32)), keep to --host 127.0.0.1, or let everybody in on purpose "
+        "with GRADTAP_SERVER_INSECURE_NO_AUTH=1"
+    )
+
+
+def _refuse_lost(folders: Sequence[str | os.PathLike[str]]) -> None:
+    """Raise where a store is not there: who types a command is told now, not by `/readyz`."""
+    catalog = Catalog(folders)
+    for store in catalog.stores:
+        if store.exists() and not store.is_dir():
+            raise NotARunError(f"{store} is a file; give the folder of a run, or a folder of runs")
+    try:
+        catalog.check()
+    except StoreError as error:
+        if error.errno == errno.ENOENT:
+            raise NotARunError(str(error)) from error
+        raise
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise UsageError(f"cannot listen on {host}: {error.strerror}") from error
+    try:
+        # A server that was stopped a moment ago must not keep its address from the next one.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(socket.SOMAXCONN)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise _unbound(host, port, error) from error
+    return listener
+
+
+def _unbound(host: str, port: int, error: OSError | OverflowError) -> UsageError:
+    if isinstance(error, OverflowError):
+        return UsageError(f"port is {port}; give 0 (a free one) to 65535")
+    cures = {
+        errno.EADDRINUSE: "it is in use; stop who uses it, or give another --port, 0 for a free one",
+        errno.EADDRNOTAVAIL: "this machine has no such address; see `ip address`, or give --host 127.0.0.1",
+        errno.EACCES: "ports below 1024 are for root; give another --port",
+    }
+    cure = cures.get(error.errno or 0, error.strerror or str(error))
+    return UsageError(f"cannot listen on {_shown(host)}:{port}: {cure}")
+
+
+def _shown(host: str) -> str:
+    try:
+        return f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
+    except ValueError:
+        return host
+
+
+def _announce(url: str) -> None:
+    sys.stderr.write(f"gradtap serves on {url} (API {url}/api/v1, docs {url}/docs); Ctrl-C ends it\n")
+    sys.stderr.flush()

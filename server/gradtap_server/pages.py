@@ -1,0 +1,87 @@
+"""Long lists in pages: a limit, an opaque cursor, and a `Link` to the next page."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import bisect
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from starlette.requests import Request
+
+from gradtap.errors import UsageError
+from gradtap_server.settings import ServerSettings
+
+T = TypeVar("T")
+Key = int | str
+"""What a row is known by from page to page; rows ascend by it, so that a list may grow between two pages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[T]):
+    """Some rows of `total`. `next` is the cursor of the page after them, None at the end."""
+
+    rows: Sequence[T]
+    total: int
+    next: str | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """What a body says of its page."""
+        return {"next": self.next, "total": self.total}
+
+    def link(self, request: Request) -> dict[str, str]:
+        """The `Link` header, relative to the address that was asked for; none at the end."""
+        if self.next is None:
+            return {}
+        # Alone it keeps the path, whatever a proxy made of it.
+        return {"Link": f'<?{request.url.include_query_params(cursor=self.next).query}>; rel="next"'}
+
+
+def page(
+    rows: Sequence[T],
+    *,
+    key: Callable[[T], Key],
+    of: str,
+    limit: int | None,
+    cursor: str | None,
+    settings: ServerSettings,
+) -> Page[T]:
+    """The rows after the cursor's, at most `limit`. `rows` ascend by `key`; `of` names the list, such as "steps".
+
+    Raises `UsageError` for a limit that is not allowed and for a cursor that is no other page's `next`.
+    """
+    most = check_limit(limit, settings)
+    start = bisect.bisect_right(rows, _after(cursor, of), key=key) if cursor else 0
+    chosen = rows[start : start + most]
+    more = start + most < len(rows)
+    return Page(rows=chosen, total=len(rows), next=_cursor(of, key(chosen[-1])) if more and chosen else None)
+
+
+def check_limit(limit: int | None, settings: ServerSettings) -> int:
+    """The rows of a page. Raises `UsageError` for none at all and for too many."""
+    if limit is None:
+        return settings.page
+    if not 1 <= limit <= settings.page_max:
+        raise UsageError(f"limit is {limit}; give 1 to {settings.page_max}, and follow `next` for more").noting(
+            page_max=settings.page_max
+        )
+    return limit
+
+
+def _cursor(of: str, key: Key) -> str:
+    return base64.urlsafe_b64encode(json.dumps([of, key]).encode()).decode().rstrip("=")
+
+
+def _after(cursor: str, of: str) -> Key:
+    kinds: dict[str, type[Key]] = {"runs": str}
+    try:
+        raw = base64.b64decode(cursor.encode() + b"=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        name, key = json.loads(raw)
+    except (binascii.Error, ValueError, TypeError, RecursionError):
+        name, key = None, None
+    if name != of or type(key) is not kinds.get(of, int):
+        raise UsageError(f"cursor is {cursor[:80]!r}; take it from `next` of another page of the same list")
+    return key

@@ -1,0 +1,57 @@
+"""What every request can reach: the settings, the runs, the threads for reads, the counters. One object for an app."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import anyio
+from fastapi import Depends, Request
+
+from gradtap.query.local import LocalPlace
+from gradtap.read.catalog import Catalog
+from gradtap_server.metrics import Metrics
+from gradtap_server.settings import ServerSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Shared by all requests of one app. `limiter`: reads of gradients run in a thread of it, so many at a time."""
+
+    settings: ServerSettings
+    catalog: Catalog
+    metrics: Metrics
+    limiter: anyio.CapacityLimiter
+    started: float = field(default_factory=time.time)
+
+    @property
+    def shared(self) -> bool:
+        """Whether caches between may keep answers: not where a token is needed to get them."""
+        return self.settings.token is None
+
+    def place(self, run: str) -> LocalPlace:
+        """The run of that name or id, ready for queries. Raises as `Catalog.open`."""
+        opened = self.catalog.open(run)
+        return LocalPlace(run=opened, label=opened.path.name)
+
+
+def make_state(settings: ServerSettings, catalog: Catalog) -> State:
+    """The state of a new app."""
+    return State(
+        settings=settings,
+        catalog=catalog,
+        metrics=Metrics(catalog),
+        limiter=anyio.CapacityLimiter(settings.reads_at_once),
+    )
+
+
+def state_of(request: Request) -> State:
+    """The state of the app that serves this request."""
+    state = request.app.state.gradtap
+    assert isinstance(state, State)
+    return state
+
+
+Here = Annotated[State, Depends(state_of)]
+"""A parameter of a route that receives the state."""

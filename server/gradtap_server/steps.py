@@ -1,0 +1,83 @@
+"""`GET /api/v1/runs/{run}/steps` and one of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import Query, Request, Response
+
+from gradtap.query.words import holds, range_of
+from gradtap_server.answers import answered
+from gradtap_server.asked import address, check_names
+from gradtap_server.pages import page
+from gradtap_server.parameters import Attempt, Cursor, Limit, Match, RunName, StepWord, problems
+from gradtap_server.routing import Router
+from gradtap_server.run import OF_A_RUN
+from gradtap_server.state import Here
+
+router = Router(tags=["steps"])
+
+
+@router.get("/runs/{run}/steps", operation_id="list_steps", summary="Steps of a run", responses=problems(*OF_A_RUN))
+def list_steps(
+    request: Request,
+    here: Here,
+    run: RunName,
+    within: Annotated[
+        str,
+        Query(
+            alias="range", description="Steps from A up to, not including, B, every C-th: `A:B:C`.", examples=["0:9"]
+        ),
+    ] = "",
+    tags: Annotated[bool, Query(description="With what the training logged at each step.", examples=[1])] = False,
+    limit: Limit = None,
+    cursor: Cursor = None,
+) -> Response:
+    """One row for each step that the ledger has, captured or not, ascending."""
+    check_names(request, ("range", "tags", "limit", "cursor"))
+    place, wanted = here.place(run), range_of(within)
+    numbers = [step for step in place.run.ledger.steps if holds(wanted, step)]
+    found = page(numbers, key=int, of="steps", limit=limit, cursor=cursor, settings=here.settings)
+    # Only the rows of this page are made: a run may have a million steps.
+    part = f"{found.rows[0]}:{found.rows[-1] + 1}:{wanted.step or 1}" if found.rows else "0:0"
+    answer = place.steps(part, tags=tags)
+    return answered(request, answer, shared=here.shared, headers=found.link(request), **found.facts())
+
+
+@router.get(
+    "/runs/{run}/steps/{step}",
+    operation_id="get_step",
+    summary="One step",
+    responses=problems(*OF_A_RUN, "step-not-found", "step-in-flight", "incomplete", "parameter-not-found"),
+)
+def get_step(
+    request: Request,
+    here: Here,
+    run: RunName,
+    step: StepWord,
+    attempt: Attempt = None,
+    match: Match = "",
+    limit: Limit = None,
+    cursor: Cursor = None,
+) -> Response:
+    """The step's row of the ledger, its tags, and the stored statistics of each parameter.
+
+    Whole, unless there are more parameters than a page may have. `Content-Location` is the address of this attempt.
+    """
+    check_names(request, ("attempt", "match", "limit", "cursor"))
+    answer = here.place(run).step(step, attempt=attempt, match=match)
+    paged: dict[str, Any] = {}
+    link: dict[str, str] = {}
+    if limit is not None or cursor or len(answer.rows) > here.settings.page_max:
+        rows = list(enumerate(answer.rows))
+        most = here.settings.page_max if limit is None else limit
+        found = page(rows, key=lambda row: row[0], of="step", limit=most, cursor=cursor, settings=here.settings)
+        answer = replace(answer, rows=[row for _, row in found.rows])
+        paged, link = found.facts(), found.link(request)
+    # Never immutable: a later attempt changes `attempts`, and takes over the ledger's row.
+    location = None
+    if attempt is None and not paged:
+        query = {"attempt": answer.facts["attempt"], "match": match}
+        location = address(request, "runs", run, "steps", answer.facts["step"], query=query)
+    return answered(request, answer, shared=here.shared, location=location, headers=link, **paged)
