@@ -55,7 +55,7 @@ class Storage:
         self.work = work
         self.log = work / "buildah.log"
         self._folders = [work / name for name in ("storage", "state", "tmp")]
-        self._environment = os.environ | {"TMPDIR": str(work / "tmp"), "BUILDAH_LAYERS": "false"}
+        self.environment = os.environ | {"TMPDIR": str(work / "tmp"), "BUILDAH_LAYERS": "false"}
         for folder in self._folders:
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -66,7 +66,7 @@ class Storage:
 
     def __call__(self, *words: str | Path) -> str:
         """Run buildah; what it prints. Raises `Failed`."""
-        return run(self.words(*words), self.log, env=self._environment).strip()
+        return run(self.words(*words), self.log, env=self.environment).strip()
 
     def import_base(self, archive: Path, name: str) -> None:
         """An image of one layer from a tar file."""

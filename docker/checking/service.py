@@ -42,7 +42,13 @@ class Service:
     def run(self, command: Sequence[str]) -> tuple[int, str]:
         """Exit code and output of a command in the container, as the image's user."""
         done = subprocess.run(
-            self._words(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60
+            self._words(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=self._storage.environment,
+            timeout=60,
+            check=False,
         )
         return done.returncode, done.stdout.decode(errors="replace")
 
@@ -50,7 +56,9 @@ class Service:
         """Run the image's command."""
         words = self._words(self.config["Cmd"], "--env=GRADTAP_SERVER_TOKEN_FILE=/run/secrets/token")
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._storage.environment
+            )
 
     @property
     def running(self) -> bool:

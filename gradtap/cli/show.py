@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradtap.cli.arguments import Attempt, Param, RunName, Slice, Step, Store
-from gradtap.cli.output import Csv, Json, Jsonl, emit, facts_grid, form_of, number, say, shape_text, to_json
+from gradtap.cli.output import Csv, Json, Jsonl, dumped, emit, facts_grid, form_of, number, say, shape_text
 from gradtap.cli.places import asking
 from gradtap.errors import UsageError
+from gradtap.query.answer import plain
 from gradtap.query.words import is_range
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _pictures(facts: Mapping[str, Any]) -> list[Any]:
     if facts["factor"] != 1:
         header["factor"] = f"{facts['factor']} (stored value x factor = the gradient as defined; not applied here)"
     if facts["tags"]:
-        header["tags"] = ", ".join(f"{name}={to_json(value)}" for name, value in facts["tags"].items())
+        header["tags"] = ", ".join(f"{name}={dumped(value)}" for name, value in plain(facts["tags"]).items())
     statistics = {
         name: number(value) if isinstance(value, float) else str(value) for name, value in facts["summary"].items()
     }

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gradtap.errors import StepNotFoundError
 from gradtap.query.answer import Answer
 from gradtap.query.params import stored
-from gradtap.query.steps import tags_of
 from gradtap.query.words import step_of
 
 if TYPE_CHECKING:
@@ -16,36 +14,29 @@ if TYPE_CHECKING:
 
 
 def step(run: Run, step: str, *, attempt: int | None = None, match: str = "") -> Answer:
-    """One complete step. `ledger` has all columns of its row; None for an attempt that a later one took over.
+    """One complete step. `ledger` has all columns of the attempt's own row; None for a moment before it is seen.
 
-    `attempts` counts the captures of the step. Rows: one for each parameter that matches and has gradients, with its
-    stored statistics, None where one was not taken. Raises as `Run.summary`.
+    Without `attempt` it is that of the newest, and `attempts` counts the captures of the step. `settled`: for this
+    attempt nothing can change any more. Rows: one for each parameter that matches and has gradients, with its stored
+    statistics, NaN where one was not taken. Raises as `Run.summary`.
     """
     number = step_of(run, step)
-    summary = run.summary(number, stored(run, match) if run.params else None, attempt=attempt)
-    places = run.locate(number)
-    here = places[summary.attempt - 1]
-    newest = summary.attempt == len(places)
+    record = run.record(number, attempt=attempt)
+    summary = run.summary(number, stored(run, match), attempt=record.attempt)
     facts = {
         "run": run.id,
         "step": number,
-        "attempt": summary.attempt,
-        "attempts": len(places),
-        "session": here.session,
-        "capture": here.capture,
+        "attempt": record.attempt,
+        **({"attempts": len(run.attempts(number))} if attempt is None else {}),
+        "session": record.session,
+        "capture": record.capture,
         "complete": True,
-        "ledger": _ledger(run, number) if newest else None,
-        **(tags_of(run, number) if newest else {"tags": None}),
+        "settled": record.settled and not run.damaged,
+        "ledger": record.ledger,
+        "tags": record.tags,
+        **({"tags_error": record.tags_error} if record.tags_error else {}),
     }
     return Answer(query="step", facts=facts, rows=_rows(run, summary), rows_name="parameters")
-
-
-def _ledger(run: Run, number: int) -> dict[str, Any] | None:
-    try:
-        return run.ledger.row(number)
-    except StepNotFoundError:
-        # Complete by the journals a moment before its ledger row can be seen.
-        return None
 
 
 def _rows(run: Run, summary: StepSummary) -> list[dict[str, Any]]:

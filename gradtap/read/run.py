@@ -33,6 +33,7 @@ from gradtap.read.info import RunInfo, describe, left_out
 from gradtap.read.ledger import Ledger
 from gradtap.read.norms import Norms, StepSummary, check_stat, read_norms, read_summary
 from gradtap.read.place import folder_of, read_run_there
+from gradtap.read.record import StepRecord, read_record
 from gradtap.read.request import GradRequest, request
 from gradtap.read.session import Session, SessionView, Signature, file_signature
 from gradtap.read.steps import Steps, chosen_steps, one_attempt, one_step, span
@@ -250,6 +251,10 @@ class Run:
         chosen = index.steps if steps is None else chosen_steps(steps, index.steps)
         places = [self._place(each, index, attempt=None, partial=False) for each in sorted(set(chosen))]
         return read_norms([(p.step, p.reader, p.capture) for p in places], self.params, match=match, stat=stat)
+
+    def record(self, step: int, *, attempt: int | None = None) -> StepRecord:
+        """Ledger row, tags and place of one complete capture of a step. Raises as `grad` does for the step."""
+        return read_record(self._place(one_step(step), self._attempts(), attempt=attempt, partial=False))
 
     def summary(self, step: int, match: Select | None = None, *, attempt: int | None = None) -> StepSummary:
         """Every stored statistic of the parameters that match, at one step; reads summaries only.

@@ -107,28 +107,42 @@ class Client:
         accept: str = "*/*",
         progress: Progress | None = None,
     ) -> Reply:
-        """The whole answer at a path of the server.
+        """As `request`, for an answer that is what was asked for. Raises what the server's problem stands for too."""
+        reply = self.request(method, path, query, accept=accept, progress=progress)
+        if not 200 <= reply.status < 300:
+            raise error_of(reply.status, bytes(reply.body), reply.url)
+        return reply
 
-        Raises what the server's problem stands for; `StoreError` where there is no server, where it is not one of
-        gradtap, and for an answer that broke off; `TimedOutError` for one that did not come.
+    def request(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        *,
+        accept: str = "*/*",
+        progress: Progress | None = None,
+    ) -> Reply:
+        """The whole answer at a path of the server, of any status.
+
+        Raises `StoreError` where there is no server, where it points elsewhere, and for an answer that broke off;
+        `TimedOutError` for one that did not come.
         """
         url = self.base + path
         params = {name: str(value) for name, value in (query or {}).items() if value not in (None, "")}
-        with _named(url), self._http.stream(method, url, params=params, headers={"Accept": accept}) as response:
+        # Without any, those of the path itself stay.
+        options: dict[str, Any] = {"params": params} if params else {}
+        with _named(url), self._http.stream(method, url, headers={"Accept": accept}, **options) as response:
             body = bytearray()
-            whole = _length(response)
+            whole = None if method == "HEAD" else _length(response)
             for piece in response.iter_bytes():
                 body += piece
                 if progress is not None and whole:
                     progress(len(body), whole)
-        reply = Reply(url=url, status=response.status_code, headers=response.headers, body=body)
         if response.is_redirect:
             raise stranger(url, f"it points to {response.headers.get('location', 'elsewhere')!r}")
-        if not response.is_success:
-            raise error_of(reply.status, bytes(body), url)
-        if method != "HEAD" and whole is not None and len(body) != whole:
+        if whole is not None and len(body) != whole:
             raise StoreError(f"the answer of {url} broke off: {len(body)} of {whole} bytes came; ask again")
-        return reply
+        return Reply(url=url, status=response.status_code, headers=response.headers, body=body)
 
 
 def _length(response: httpx2.Response) -> int | None:

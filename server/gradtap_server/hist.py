@@ -9,6 +9,7 @@ from fastapi import Query, Request, Response
 from pydantic import BaseModel, Field
 
 from gradtap.query.answer import Answer
+from gradtap.read.histogram import check_bins
 from gradtap.read.request import GradRequest
 from gradtap.selection import Selection
 from gradtap_server.answers import JsonResponse
@@ -86,6 +87,7 @@ async def histogram(
 
 
 def _look_up(state: State, request: Request, target: Target, query: HistQuery) -> tuple[GradRequest, Freshness]:
+    check_bins(query.bins, query.scale)
     run = state.place(target.run).run
     wanted = wanted_of(run, target, GradQuery(slice=query.slice, attempt=query.attempt))
     fresh = _freshness(state, request, wanted, target, query, run.id)

@@ -116,7 +116,8 @@ def _refuse_lost(folders: Sequence[str | os.PathLike[str]]) -> None:
 def _listening(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # Named, as asyncio has only such sockets send at once: else each answer waits 40 ms for the client's ack.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as error:
         raise UsageError(f"cannot listen on {host}: {error.strerror}") from error
     try:

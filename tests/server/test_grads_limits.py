@@ -25,8 +25,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 SETTINGS: list[dict[str, Any]] = [
-    {"response_bytes": 1000},
-    {"response_bytes": 250},
+    {"response_bytes": 1500},
+    {"response_bytes": 900},
     {"chunks": 3},
     {"read_bytes": 2000},
     {"response_bytes": 5000, "chunks": 20, "read_bytes": 6000},

@@ -1,0 +1,104 @@
+"""`gradtap watch`: the steps of a run as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from gradtap.cli.arguments import RunName, Store
+from gradtap.cli.news import News, following
+from gradtap.cli.output import Json, Jsonl, console, form_of, moment, number, say, size, to_json, write
+from gradtap.cli.places import asking
+from gradtap.errors import NotFoundError, StoreError, UsageError
+
+LEAST = 0.1
+"""Seconds: who looks more often keeps a disk busy, and sees nothing sooner."""
+
+
+def watch(
+    store: Store,
+    *,
+    run: RunName = None,
+    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
+    steps: Annotated[int | None, typer.Option(min=1, help="End after so many new steps.")] = None,
+    last: Annotated[int, typer.Option(min=0, help="Steps that are there already to begin with.")] = 10,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for a run that is not there yet.")] = False,
+    as_json: Json = False,
+    as_jsonl: Jsonl = False,
+) -> None:
+    """Follow a run: a live table on a terminal, else a line for each new complete step.
+
+    Ends when nobody writes the run any more. --json and --jsonl print one object a step.
+    """
+    form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=False)
+    if not interval >= LEAST:
+        raise UsageError(f"interval is {interval:g}; give {LEAST:g} seconds or more")
+    if wait:
+        _wait(store, run, interval)
+    with asking(store, run) as place, _shown(form, place.label) as show:
+        state = ""
+        for news in following(place, interval, most=steps, last=last):
+            show(news)
+            state = news.state
+    if steps is None or state != "live":
+        say(f"the run is {state}: nobody writes it now")
+
+
+def _wait(store: str, run: str | None, interval: float) -> None:
+    said = False
+    while True:
+        try:
+            with asking(store, run):
+                return
+        except (StoreError, NotFoundError) as error:
+            if not said:
+                say(f"waiting: {error}")
+                said = True
+        time.sleep(interval)
+
+
+@contextlib.contextmanager
+def _shown(form: str, label: str) -> Iterator[Any]:
+    """What to do with each piece of news."""
+    if form != "table":
+        yield lambda news: [_line(row, schema=form == "json") for row in news.rows]
+        return
+    screen = console()
+    if not screen.is_terminal:
+        yield lambda news: [write(_text(row)) for row in news.rows] and _flush()
+        return
+    from rich.live import Live
+
+    from gradtap.cli.live import Screen
+
+    picture = Screen(label)
+    # Drawn when there is something new: nothing moves and nothing flickers meanwhile.
+    with Live(picture, console=screen, auto_refresh=False, transient=False) as live:
+
+        def show(news: News) -> None:
+            picture.add(news)
+            live.refresh()
+
+        yield show
+
+
+def _line(row: Mapping[str, Any], *, schema: bool) -> None:
+    write(to_json({"schema": "gradtap.watch/1", **row} if schema else row) + "\n")
+    _flush()
+
+
+def _flush() -> None:
+    import sys
+
+    # Whoever reads a pipe wants the step now.
+    sys.stdout.flush()
+
+
+def _text(row: Mapping[str, Any]) -> str:
+    flags = f"  {' '.join(row['flags'])}" if row["flags"] else ""
+    norm, stored = number(row["norm"]), size(row["stored_bytes"] or 0)
+    return f"{moment(row['time'])}  step {row['step']}  norm {norm}  {stored}  {row['state'] or '-'}{flags}\n"
