@@ -1,3 +1,5 @@
+"""The files of the images say what they promise; `docker/check` proves it on a machine that has the tools."""
+
 from __future__ import annotations
 
 import http.server
@@ -217,8 +219,17 @@ def test_compose_serves_safely() -> None:
     assert serve["ports"] == ["127.0.0.1:8000:8000"]
     assert serve["environment"] == ["GRADTAP_SERVER_TOKEN"]
     assert "user" not in serve
-    assert "disable" not in serve["healthcheck"]
-    assert "test" not in serve["healthcheck"], "the image's own is meant"
+
+
+def test_compose_asks_for_the_same_health() -> None:
+    """The health check of the compose file is the image's, word for word and second for second."""
+    stated = compose()["services"]["serve"]["healthcheck"]
+    assert stated["test"] == ["CMD", *check_of_health()]
+    (text,) = given("server.Dockerfile", "HEALTHCHECK")
+    options = dict(re.findall(r"--([a-z-]+)=(\w+)", text))
+    assert {name.replace("-", "_"): value for name, value in options.items()} == {
+        name: str(value) for name, value in stated.items() if name != "test"
+    }
 
 
 def test_no_index_is_named() -> None:

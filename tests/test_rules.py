@@ -72,7 +72,8 @@ def test_every_dependency_is_pinned() -> None:
     """Every package that the project and its test extra name has one version in the constraints, torch too."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    named = [*project["dependencies"], *(line for name in ("train", "deepspeed", "test") for line in extras[name])]
+    wanted = ("train", "deepspeed", "server", "test")
+    named = [*project["dependencies"], *(line for name in wanted for line in extras[name])]
     names = {re.split(r"[\[<>=!~ ]", line)[0] for line in named} - {"gradtap"}
     lines = (ROOT / "tests" / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {line.partition("==")[0].lower().replace("_", "-") for line in lines if "==" in line}

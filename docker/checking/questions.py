@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import numpy as np
 from images import Failed
+from service import wait_until
 
 import gradtap
 
@@ -76,10 +77,23 @@ def refuses_strangers(client: Client) -> str:
     return "401 without the token, 401 with a wrong one"
 
 
+def lists_nothing(client: Client) -> str:
+    """A volume without runs is served as such."""
+    runs = client.get("/api/v1/runs").json()["runs"]
+    expect(runs == [], f"no runs, not {runs}")
+    return "no runs yet, and ready all the same"
+
+
 def lists_the_run(client: Client, store: Path) -> tuple[str, str]:
-    """The path of the run, and what was found."""
+    """The path of the run, and what was found, once the service has seen that it is there."""
     run = gradtap.open(store)
-    found = [each for each in client.get("/api/v1/runs").json()["runs"] if each["run"] == run.id]
+    found: list[dict[str, Any]] = []
+
+    def listed() -> bool:
+        found[:] = [each for each in client.get("/api/v1/runs").json()["runs"] if each["run"] == run.id]
+        return bool(found)
+
+    wait_until(listed, f"run {run.id} in the list", 30)
     expect(len(found) == 1, f"run {run.id} once in the list")
     return f"/api/v1/runs/{quote(found[0]['name'], safe='')}", f"{found[0]['name']}, {len(run.steps)} steps"
 

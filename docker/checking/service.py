@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -20,17 +21,17 @@ BUILDERS_OWN = ("run", "etc/hosts", "etc/hostname", "etc/resolv.conf", "dev", "p
 
 
 class Service:
-    """A container of `image` with the store at /data, and the token as a secret.
+    """A container of `image` with the folder `data` at /data, read-only, and the token as a secret.
 
     `port` stands in for the image's where that is taken: chroot isolation shares the machine's network.
     """
 
-    def __init__(self, storage: Storage, image: str, *, store: Path, token: Path, port: str) -> None:
+    def __init__(self, storage: Storage, image: str, *, data: Path, token: Path, port: str) -> None:
         self.config: dict[str, Any] = storage.image(image)
         self.log = storage.work / "service.log"
         self._storage = storage
         self._port = port
-        self._mounts = [f"--volume={store}:/data/{store.name}:ro", f"--volume={token}:/run/secrets/token:ro"]
+        self._mounts = [f"--volume={data}:/data:ro", f"--volume={token}:/run/secrets/token:ro"]
         self._container = storage("from", image)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -107,7 +108,8 @@ class Service:
         """End it, whatever state it is in."""
         if self._process is not None and self.running:
             for pid in reversed(list(_line_of(self._process.pid))):
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # its child's end was its own
+                    os.kill(pid, signal.SIGKILL)
             self._process.wait(10)
 
 

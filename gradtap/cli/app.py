@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from gradtap.cli import demo, info, ls, show, steps, verify
+from gradtap.cli import demo, doctor, get, grad, hist, info, ls, norms, serve, show, steps, verify, watch
 from gradtap.cli.exits import escaping_streams, guarded
-from gradtap.errors import UsageError, nearest
+from gradtap.errors import UsageError, near_names, nearest
 from gradtap.version import __version__
 
 
@@ -24,7 +24,9 @@ class Verbs(TyperGroup):
         word = args[0]
         if self.get_command(ctx, word) is None and not word.startswith("-") and not ctx.resilient_parsing:
             known = self.list_commands(ctx)
-            raise UsageError(f"no verb {word!r}{nearest(word, known) or '; there are ' + ', '.join(known)}")
+            raise UsageError(f"no verb {word!r}{nearest(word, known) or '; there are ' + ', '.join(known)}").noting(
+                did_you_mean=near_names(word, known)
+            )
         return super().resolve_command(ctx, args)
 
 
@@ -37,9 +39,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Record every full gradient of a sharded training run, and read it back while training runs.",
     epilog=(
-        "Exit codes: 0 done; 1 a check did not hold, or another error of gradtap; 2 usage; 3 no readable run; "
-        "4 step or parameter not found; 5 damage; 8 an extra is not installed; 9 locked; 10 capture failed; "
-        "130 interrupted; 141 output closed or full."
+        "STORE is the folder of a run, a folder of runs (with --run NAME), or a server's address. "
+        "Exit codes: 0 done; 1 a check did not hold, or another error of gradtap; 2 usage; 3 no readable run, or a "
+        "newer format; 4 run, step or parameter not found; 5 damage; 6 authentication or permission; 7 limit exceeded "
+        "or time-out; 8 an extra is not installed; 9 locked; 10 capture failed; 130 interrupted; 141 output closed or "
+        "full."
     ),
 )
 
@@ -59,7 +63,11 @@ def _global(
     """Options before the verb."""
 
 
-for _verb in (demo.demo, info.info, ls.ls, steps.steps, show.show, verify.verify):
+VERBS = (
+    *(demo.demo, info.info, ls.ls, steps.steps, show.show, grad.grad, norms.norms, hist.hist),
+    *(verify.verify, watch.watch, serve.serve, get.get, doctor.doctor),
+)
+for _verb in VERBS:
     app.command()(_verb)
 
 

@@ -35,9 +35,7 @@ def params_of(ctx: typer.Context, incomplete: str) -> list[str]:
     return _fitting(ctx, incomplete, lambda store, run: _of_place(store, run, _params))
 
 
-def _fitting(
-    ctx: typer.Context, incomplete: str, names: Callable[[str, str | None], Iterable[str]]
-) -> list[str]:
+def _fitting(ctx: typer.Context, incomplete: str, names: Callable[[str, str | None], Iterable[str]]) -> list[str]:
     found = []
     try:
         store = ctx.params.get("store")

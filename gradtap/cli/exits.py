@@ -79,9 +79,12 @@ def escaping_streams() -> None:
 def in_verbs(text: str, arguments: Sequence[str]) -> str:
     """An error's text with the verbs that show what its Python names would."""
     store = shlex.quote(arguments[1]) if len(arguments) > 1 and not arguments[1].startswith("-") else "STORE"
+    for flag, name in zip(arguments, arguments[1:], strict=False):
+        if flag in ("--run", "-r"):
+            store += f" --run {shlex.quote(name)}"
     for name, verb in VERBS.items():
         shown = f"`gradtap {verb} {store}`"
-        text = re.sub(rf"(?<![\w.`]){re.escape(name)}(?![\w(])", lambda _, shown=shown: shown, text)
+        text = re.sub(rf"(?<![\w.`]){re.escape(name)}(?![\w(])", shown.replace("\\", r"\\"), text)
     return re.sub(r"\bpartial=(True|1)\b", "`gradtap grad --partial`", text)
 
 

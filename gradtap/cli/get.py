@@ -12,7 +12,7 @@ from gradtap.cli.extras import needing
 from gradtap.cli.files import Force, Output, check_output, put
 from gradtap.cli.output import say, write
 from gradtap.cli.places import is_address
-from gradtap.errors import PROBLEMS, GradtapError, UsageError
+from gradtap.errors import GradtapError, UsageError
 
 API = "/api/v1"
 TEXTS = ("application/json", "application/problem+json", "text/")
@@ -51,11 +51,13 @@ def get(
     check_output(output, force=force)
     where = path if path.startswith("/") else f"{API}/{path}"
     method = "HEAD" if head else "GET"
-    got = _over_network(store, method, where) if is_address(store) else _in_process(store, method, where)
+    ask = _over_network if is_address(store) else _in_process
+    got = ask(store, method, where)
     if headers and not head:
         say("\n".join([f"status {got.status}", *(f"{name}: {value}" for name, value in got.headers)]))
     if not 200 <= got.status < 300:
-        raise _problem(got, store)
+        # The answer to HEAD has no body to say why.
+        raise _problem(ask(store, "GET", where) if head else got, store)
     if head:
         write("".join(f"{name}: {value}\n" for name, value in got.headers))
         return
@@ -102,12 +104,6 @@ def _in_process(store: str, method: str, path: str) -> Got:
 
 
 def _problem(got: Got, url: str) -> GradtapError:
-    """The error of the answer; of an answer to HEAD, which has no body, what its status alone tells."""
     from gradtap.remote.problems import error_of
 
-    if got.body:
-        return error_of(got.status, got.body, url)
-    kinds = [kind for kind, problem in PROBLEMS.items() if problem.status == got.status]
-    # Several problems may share a status: their common ancestor is listed before them.
-    kind = kinds[0] if kinds else GradtapError
-    return kind(f"{url} answered {got.status}; ask without --head for the reason")
+    return error_of(got.status, got.body, url)

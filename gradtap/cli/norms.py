@@ -58,5 +58,5 @@ def _pictures(answer: Answer) -> list[Any]:
     # A mean may be negative; the picture is of magnitudes.
     values = [[math.nan if value is None else abs(value) for value in row["values"]] for row in answer.rows]
     what = "size of the mean" if stat == "mean" else stat
-    title = f"log10 of {what}, steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"log10 of {what}, step {steps[0]}"
-    return [heatmap(values, [row["name"] for row in answer.rows], steps, title)]
+    span = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+    return [heatmap(values, [row["name"] for row in answer.rows], steps, f"log10 of {what}, {span}")]

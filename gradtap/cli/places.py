@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from gradtap.cli.output import say
-from gradtap.errors import GradtapError
+from gradtap.errors import GradtapError, UsageError
 
 if TYPE_CHECKING:
     from gradtap.query.local import LocalPlace
@@ -50,6 +50,20 @@ def place_of(store: str, run: str | None = None) -> AnyPlace:
     if entry.error is not None and entry.folder:
         raise entry.error
     return LocalPlace(run=open(entry.path), label=store if entry.within == "." else str(entry.path))
+
+
+def folder_of_run(store: str, run: str | None = None) -> str:
+    """The folder of the run that a command line names, for what only files can tell; it need not open as a run.
+
+    Raises `UsageError` for an address, and as `place_of` where one of several must be chosen.
+    """
+    if is_address(store):
+        raise UsageError(
+            f"{store} is a server, and a check looks at the files themselves; run `gradtap verify` on the machine that "
+            "has the folder"
+        )
+    catalog = _catalog(store, run)
+    return store if catalog is None else str(catalog.only(run).path)
 
 
 def close(place: AnyPlace) -> None:

@@ -19,7 +19,7 @@ def serve(
         typer.Argument(metavar="STORE...", help="Folders, each of a run or of several; GRADTAP_SERVER_STORES if none."),
     ] = None,
     *,
-    host: Annotated[str, typer.Option(help="Address to listen on; beyond this machine a token is needed.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 for a free one.")] = 8000,
     token_file: Annotated[str, typer.Option(metavar="FILE", help="File that holds the token clients must show.")] = "",
     insecure_no_auth: Annotated[

@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradtap.cli.arguments import Store
+from gradtap.cli.arguments import Folder, RunName
 from gradtap.cli.exits import DAMAGED
-from gradtap.cli.output import Answer, Csv, Json, Jsonl, console, emit, form_of, size
+from gradtap.cli.output import Csv, Json, Jsonl, console, emit, form_of, size
+from gradtap.cli.places import folder_of_run
+from gradtap.query.answer import Answer
 
 if TYPE_CHECKING:
     from gradtap.read.verify import Damage, VerifyReport
 
 
 def verify(
-    store: Store,
+    store: Folder,
     *,
+    run: RunName = None,
     deep: Annotated[bool, typer.Option("--deep", help="Also decode every chunk and check its checksum.")] = False,
     as_json: Json = False,
     as_jsonl: Jsonl = False,
@@ -28,7 +31,7 @@ def verify(
     Exit code 5 where something is damaged, with file, parameter, step and cure.
     """
     form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=as_csv)
-    report = _with_progress(store, deep)
+    report = _with_progress(folder_of_run(store, run), deep)
     rows = [asdict(finding) for finding in report.findings]
     facts = {
         "store": store,
@@ -37,7 +40,7 @@ def verify(
         "checked": dict(report.checked),
         "notes": [asdict(note) for note in report.notes],
     }
-    emit(Answer(verb="verify", facts=facts, rows=rows, rows_name="findings", pictures=_pictures(report)), form)
+    emit(Answer(query="verify", facts=facts, rows=rows, rows_name="findings"), form, pictures=_pictures(report))
     if not report.sound:
         raise typer.Exit(DAMAGED)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
 
 from gradtap.cli.arguments import RunName, Store
-from gradtap.cli.news import News, following
+from gradtap.cli.news import OPEN, News, following
 from gradtap.cli.output import Json, Jsonl, console, form_of, moment, number, say, size, to_json, write
 from gradtap.cli.places import asking
 from gradtap.errors import NotFoundError, StoreError, UsageError
@@ -44,7 +45,7 @@ def watch(
         for news in following(place, interval, most=steps, last=last):
             show(news)
             state = news.state
-    if steps is None or state != "live":
+    if state not in OPEN:
         say(f"the run is {state}: nobody writes it now")
 
 
@@ -65,11 +66,12 @@ def _wait(store: str, run: str | None, interval: float) -> None:
 def _shown(form: str, label: str) -> Iterator[Any]:
     """What to do with each piece of news."""
     if form != "table":
-        yield lambda news: [_line(row, schema=form == "json") for row in news.rows]
+        named = {"schema": "gradtap.watch/1"} if form == "json" else {}
+        yield lambda news: _lines(to_json(named | dict(row)) + "\n" for row in news.rows)
         return
     screen = console()
     if not screen.is_terminal:
-        yield lambda news: [write(_text(row)) for row in news.rows] and _flush()
+        yield lambda news: _lines(_text(row) for row in news.rows)
         return
     from rich.live import Live
 
@@ -86,14 +88,9 @@ def _shown(form: str, label: str) -> Iterator[Any]:
         yield show
 
 
-def _line(row: Mapping[str, Any], *, schema: bool) -> None:
-    write(to_json({"schema": "gradtap.watch/1", **row} if schema else row) + "\n")
-    _flush()
-
-
-def _flush() -> None:
-    import sys
-
+def _lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        write(line)
     # Whoever reads a pipe wants the step now.
     sys.stdout.flush()
 

@@ -61,8 +61,8 @@ def count_log2(values: NDArray[Any]) -> Histogram:
 def count_linear(values: NDArray[Any], bins: int) -> Histogram:
     """Equal bins from the smallest finite value to the largest, as `numpy.histogram` makes them.
 
-    Where all are equal, or none is finite, they span at least 1 about the value, or from 0 to 1. Raises `UsageError` for fewer
-    than 1 bins or more than 512.
+    Where all are equal, or none is finite, they span at least 1 about the value, or from 0 to 1. Raises `UsageError`
+    for fewer than 1 bins or more than 512.
     """
     if not 1 <= bins <= MOST_BINS:
         raise UsageError(f"bins is {bins}; allowed are 1 to {MOST_BINS}")
@@ -92,4 +92,5 @@ def _edges(finite: NDArray[np.float64], bins: int) -> NDArray[np.float64]:
     share = np.linspace(0.0, 1.0, bins + 1)
     edges = low * (1.0 - share) + high * share
     edges[0], edges[-1] = low, high
-    return np.maximum.accumulate(edges)
+    # Between doubles that are close, a rounded sum can lie outside of both, or below the one before it.
+    return np.maximum.accumulate(np.clip(edges, low, high))

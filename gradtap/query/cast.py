@@ -48,18 +48,19 @@ def target_of(head: GradHead, dtype: str) -> str:
 def cast(values: NDArray[Any], dtype: str) -> tuple[NDArray[Any], int]:
     """The values in a dtype of `SIZES`, and how many of them it cannot hold as they are.
 
-    Rounding is to nearest, ties to even; what is too large becomes infinite and counts as changed. NaN stays NaN.
-    The same array where the dtype is the same.
+    Rounding is to nearest, ties to even; float64 reaches bfloat16 by way of float32, as it does in torch. What is too
+    large becomes infinite and counts as changed. NaN stays NaN. The same array where the dtype is the same.
     """
     target = _numpy(dtype)
     if values.dtype == target:
         return values, 0
     with np.errstate(all="ignore"):
         made = values.astype(target)
-        if made.dtype.itemsize >= values.dtype.itemsize:
+        if made.dtype.itemsize > values.dtype.itemsize:
             return made, 0
-        # Compared in the wider dtype, bit for bit but for NaN: a flushed subnormal counts as changed.
-        changed = (made.astype(values.dtype) != values) & ~np.isnan(values)
+        # Neither of the two half dtypes holds the other's values; float32 holds both.
+        wide = np.promote_types(values.dtype, np.float32)
+        changed = (made.astype(wide) != values.astype(wide, copy=False)) & ~np.isnan(values)
     return made, int(np.count_nonzero(changed))
 
 

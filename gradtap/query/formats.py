@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -127,12 +128,16 @@ def encode(grad: GradSlice, head: GradHead, *, format: str, dtype: str) -> Paylo
         parts = (_safetensors_header(head, target, complete=grad.complete), _bytes_of(values))
     else:
         parts = (_bytes_of(values),)
+    # Once it is read, it is known whether it is whole.
+    head = replace(head, complete=grad.complete)
     return Payload(format=format, media_type=MEDIA_TYPES[format], dtype=target, head=head, parts=parts, rounded=rounded)
 
 
 def facts_of(head: GradHead, *, complete: bool) -> dict[str, Any]:
     """What every format that can says beside the values; plain, single ones where there is one step."""
     one = not head.stacked
+    # A factor that nobody knows is no value of the gradient: left NaN, it would be counted as one.
+    factor = [known if math.isfinite(known) else None for known in head.factor]
     return {
         "run": head.run,
         "name": head.name,
@@ -141,8 +146,8 @@ def facts_of(head: GradHead, *, complete: bool) -> dict[str, Any]:
         "dtype_captured": head.dtype_captured,
         "complete": complete,
         "flags": list(head.flags),
-        **({"step": head.steps[0], "attempt": head.attempts[0], "factor": head.factor[0]} if one else {}),
-        **({} if one else {"steps": list(head.steps), "attempts": list(head.attempts), "factor": list(head.factor)}),
+        **({"step": head.steps[0], "attempt": head.attempts[0], "factor": factor[0]} if one else {}),
+        **({} if one else {"steps": list(head.steps), "attempts": list(head.attempts), "factor": factor}),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from gradtap.query.answer import Answer
@@ -24,7 +25,7 @@ def hist(
     """Bins from `low` to `high` with their `count`, all of them, ascending; NaN and infinities are counted apart.
 
     A bin holds its lower edge, the last one its upper too; with scale log2 it is one power of two of one sign, the zero
-    bin has both edges 0, and the outermost ones, whose edge is infinite (None in JSON), hold all beyond. `source` is
+    bin has both edges 0, and the outermost ones, whose outer edge is None, hold all beyond. `source` is
     "summary" for the stored histogram, of which only the sum of both infinities is known, and "values" for one that
     was counted anew. Raises as `Run.hist`.
     """
@@ -34,7 +35,8 @@ def hist(
         param_of(run, param), step_of(run, step), slice=slice or None, bins=bins, scale=scale, attempt=attempt
     )
     counted = found.histogram
-    edges, counts = counted.edges.tolist(), counted.counts.tolist()
+    edges = [edge if math.isfinite(edge) else None for edge in counted.edges.tolist()]
+    counts = counted.counts.tolist()
     facts = {
         "run": run.id,
         "name": found.name,

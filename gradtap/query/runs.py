@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gradtap.errors import GradtapError, problem_of
 
 if TYPE_CHECKING:
+    from gradtap.read import Run
     from gradtap.read.catalog import Catalog
     from gradtap.read.discover import RunEntry
 
@@ -33,7 +34,7 @@ def run_row(catalog: Catalog, entry: RunEntry) -> dict[str, Any]:
     One that does not open has the state "unreadable" and `error`: slug, status and text of its problem.
     """
     try:
-        about = catalog.open(entry.slug).info()
+        return _row(entry.slug, catalog.open(entry.slug))
     except GradtapError as error:
         problem = problem_of(error)
         return {
@@ -42,15 +43,20 @@ def run_row(catalog: Catalog, entry: RunEntry) -> dict[str, Any]:
             "state": UNREADABLE,
             "error": {"slug": problem.slug, "status": problem.status, "detail": str(error)},
         }
-    sound = [session for session in about.sessions if session.state != "damaged"]
+
+
+def _row(name: str, run: Run) -> dict[str, Any]:
+    # Not `Run.info`, which looks at every file: a list may be of hundreds of runs.
+    sessions, steps, (raw, stored) = run.sessions, run.steps, run.volume()
+    sound = [session for session in sessions if session.state != "damaged"]
     return {
-        "name": entry.slug,
-        "run": about.id,
-        "state": about.state,
+        "name": name,
+        "run": run.id,
+        "state": sessions[-1].state if sessions else "empty",
         "engine": sound[-1].engine if sound else None,
         "world": sound[-1].world if sound else None,
-        "steps": {"first": about.first_step, "last": about.last_step, "count": about.steps},
-        "raw_bytes": about.raw_bytes,
-        "stored_bytes": about.stored_bytes,
-        "ratio": about.ratio if about.stored_bytes else None,
+        "steps": {"first": steps[0] if steps else None, "last": steps[-1] if steps else None, "count": len(steps)},
+        "raw_bytes": raw,
+        "stored_bytes": stored,
+        "ratio": raw / stored if stored else None,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from gradtap.query.answer import Answer
@@ -13,12 +14,15 @@ if TYPE_CHECKING:
     from gradtap.read.norms import StepSummary
 
 
+COUNTS = ("zeros", "nan", "inf")
+
+
 def step(run: Run, step: str, *, attempt: int | None = None, match: str = "") -> Answer:
     """One complete step. `ledger` has all columns of the attempt's own row; None for a moment before it is seen.
 
     Without `attempt` it is that of the newest, and `attempts` counts the captures of the step. `settled`: for this
     attempt nothing can change any more. Rows: one for each parameter that matches and has gradients, with its stored
-    statistics, NaN where one was not taken. Raises as `Run.summary`.
+    statistics, NaN (a count: None) where one was not taken. Raises as `Run.summary`.
     """
     number = step_of(run, step)
     record = run.record(number, attempt=attempt)
@@ -41,8 +45,15 @@ def step(run: Run, step: str, *, attempt: int | None = None, match: str = "") ->
 
 def _rows(run: Run, summary: StepSummary) -> list[dict[str, Any]]:
     shapes = {p.name: list(p.shape) for p in run.params}
-    columns = {stat: values.tolist() for stat, values in summary.stats.items()}
+    columns = {stat: _plain(stat, values.tolist()) for stat, values in summary.stats.items()}
     return [
         {"name": name, "shape": shapes[name], **{stat: column[at] for stat, column in columns.items()}}
         for at, name in enumerate(summary.params)
     ]
+
+
+def _plain(stat: str, values: list[float]) -> list[float] | list[int | None]:
+    """Counts as whole numbers, None where there is none; other statistics as they are."""
+    if stat not in COUNTS:
+        return values
+    return [None if math.isnan(value) else int(value) for value in values]

@@ -95,10 +95,12 @@ class Catalog:
             kept = self._open.pop(key, None)
             if kept is not None:
                 self._open[key] = kept
-                return kept
-        if entry.folder and entry.error is not None:
-            raise entry.error
-        return self._opened(key)
+        if kept is None:
+            if entry.folder and entry.error is not None:
+                raise entry.error
+            kept = self._opened(key)
+        self._trim()
+        return kept
 
     def only(self, name: str | None = None) -> RunEntry:
         """The run of that name; without one, the only run there is.
@@ -138,12 +140,14 @@ class Catalog:
             raise
         with self._lock:
             self._failed.pop(key, None)
-            run = self._open.setdefault((key[0], run.id), run)
+            return self._open.setdefault((key[0], run.id), run)
+
+    def _trim(self) -> None:
+        with self._lock:
             idle = list(self._open.values())[:-MOST_WITH_FILES]
-        for other in idle:
+        for run in idle:
             # They stay, with all that is known of them; only their files are let go.
-            other.close()
-        return run
+            run.close()
 
     def _scan(self) -> None:
         seen: set[str] = set()

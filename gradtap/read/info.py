@@ -71,13 +71,11 @@ def describe(
 
     Raises `StoreError` where its folders cannot be listed.
     """
-    views = tuple(view(reader) for reader in readers)
-    everything = {seen.name: seen for seen in views} | {name: _lost(name, why) for name, why in damaged.items()}
     params = readers[-1].session.plan.params if readers else ()
     out = left_out(readers[-1].session, steps[-1] if steps else None) if readers else frozenset()
     raw = stored = index = other = 0
     for reader in readers:
-        before, after = _chunk_bytes(reader)
+        before, after = chunk_bytes(reader)
         gradients, rest = _sizes(reader)
         raw, stored = raw + before, stored + after
         # A chunk may have been written since the folders were listed.
@@ -88,7 +86,7 @@ def describe(
         id=file.run,
         tags=file.tags,
         gradtap=file.gradtap,
-        sessions=tuple(everything[name] for name in file.sessions if name in everything),
+        sessions=session_views(file, readers, damaged),
         steps=len(steps),
         first_step=steps[0] if steps else None,
         last_step=steps[-1] if steps else None,
@@ -119,6 +117,15 @@ def left_out(session: Session, step: int | None) -> frozenset[str]:
     if not isinstance(select, list | tuple):
         return frozenset()
     return frozenset(p.name for p in session.plan.params if p.stored and p.name not in select)
+
+
+def session_views(
+    file: RunFile, readers: Sequence[SessionReader], damaged: Mapping[str, StoreError]
+) -> tuple[SessionView, ...]:
+    """What is known of each session in force, oldest first; looks at journals, and at no other file."""
+    views = [view(reader) for reader in readers]
+    everything = {seen.name: seen for seen in views} | {name: _lost(name, why) for name, why in damaged.items()}
+    return tuple(everything[name] for name in file.sessions if name in everything)
 
 
 def view(reader: SessionReader) -> SessionView:
@@ -164,7 +171,7 @@ def _lost(name: str, error: StoreError) -> SessionView:
     )
 
 
-def _chunk_bytes(reader: SessionReader) -> tuple[int, int]:
+def chunk_bytes(reader: SessionReader) -> tuple[int, int]:
     """Bytes of the chunks of all complete captures, before and after encoding."""
     first, steps = reader.session.first_step, reader.captures.steps
     rows = steps[steps >= 0] - (first or 0)

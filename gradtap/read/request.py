@@ -104,7 +104,7 @@ class GradRequest:
             if progress is not None:
                 progress(i + 1, len(self.places))
         return GradSlice(
-            values=values if self.stacked else values[0],
+            values=values if self.stacked else values[0, ...],
             name=self.param.name,
             steps=self.steps,
             attempts=self.attempts,

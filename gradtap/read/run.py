@@ -29,7 +29,7 @@ from gradtap.read.attempts import Attempt, AttemptIndex, Place
 from gradtap.read.chunks import FileCache
 from gradtap.read.explain import explain_absent, in_flight
 from gradtap.read.histogram import GradHistogram, histogram_of
-from gradtap.read.info import RunInfo, describe, left_out
+from gradtap.read.info import RunInfo, chunk_bytes, describe, left_out, session_views
 from gradtap.read.ledger import Ledger
 from gradtap.read.norms import Norms, StepSummary, check_stat, read_norms, read_summary
 from gradtap.read.place import folder_of, read_run_there
@@ -124,7 +124,9 @@ class Run:
     @property
     def sessions(self) -> tuple[SessionView, ...]:
         """What is known of each start or resume, oldest first."""
-        return self.info().sessions
+        with self._lock:
+            readers = self._sessions()
+            return session_views(self._file, readers, self._damaged)
 
     @property
     def damaged(self) -> dict[str, str]:
@@ -138,6 +140,11 @@ class Run:
         with self._lock:
             index, readers = self._attempts(), self._sessions()
         return Ledger([reader.ledger for reader in readers], index.newest())
+
+    def volume(self) -> tuple[int, int]:
+        """Bytes of the chunks of all complete captures, before and after encoding. Reads the ledger, lists no folder."""
+        sizes = [chunk_bytes(reader) for reader in self._sessions()]
+        return sum(raw for raw, _ in sizes), sum(stored for _, stored in sizes)
 
     def info(self) -> RunInfo:
         """What is in the run: sessions, parameters, steps, sizes. Counts files, reads no gradient."""

@@ -139,7 +139,7 @@ class RemotePlace:
         return self.client.fetch(method, API + path, query, progress=progress)
 
     def _completed(self, facts: ArrayFacts, param: str, step: str, query: Query, partial: bool) -> ArrayFacts:
-        """The facts of a long stack: what does not fit the headers of one answer is asked for in parts, without data."""
+        """The facts of a long stack: what does not fit the headers of one answer is asked for apart, without data."""
         if facts.whole:
             return facts
         steps = self._steps_of(facts, step)

@@ -68,7 +68,7 @@ def stranger(url: str, why: str) -> StoreError:
 
 def _of_others(status: int, url: str) -> GradtapError:
     if status in (502, 503):
-        return StoreError(f"the proxy at {url} does not reach its server (status {status}); is `gradtap serve` running?")
+        return StoreError(f"the proxy at {url} does not reach its server ({status}); is `gradtap serve` running?")
     if status in _BY_STATUS:
         return _BY_STATUS[status](
             f"{url} answered {status}, and not in gradtap's words: something in front of the server refuses or waits"

@@ -34,19 +34,20 @@ def answered(
     answer: Answer,
     *,
     shared: bool,
+    settled: bool = False,
     location: str | None = None,
     headers: Mapping[str, str] | None = None,
     **more: Any,
 ) -> Response:
     """The response for an answer of a query, with further keys such as `next` beside its own.
 
-    `no-cache`, as a run that is written grows; the tag is of the bytes, which are few and had to be made. `shared` and
-    `location` as in `Freshness`.
+    `no-cache` unless `settled`, as a run that is written grows; the tag is of the bytes, which are few and had to be
+    made. `shared`, `settled` and `location` as in `Freshness`.
     """
     response = JsonResponse({**answer.body(), **more})
     # Two answers in the same bytes are the same answer.
     tag = f'"{hashlib.blake2b(bytes(response.body), digest_size=16).hexdigest()}"'
-    fresh = Freshness(tag=tag, shared=shared, location=location)
+    fresh = Freshness(tag=tag, settled=settled, shared=shared, location=location)
     for name, value in {**fresh.headers(), **(headers or {})}.items():
         response.headers[name] = value
     return unchanged(request, fresh) or response

@@ -87,6 +87,9 @@ class _Api(FastAPI):
         schema = super().openapi()
         schemas = schema.setdefault("components", {}).setdefault("schemas", {})
         schemas["Problem"] = PROBLEM_SCHEMA
+        # Not needed by every service, hence the empty choice; `auth` of `GET /api/v1` says which this one is.
+        schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        schema["security"] = [{"token": []}, {}]
         for unused in ("HTTPValidationError", "ValidationError"):
             schemas.pop(unused, None)
         for operations in schema["paths"].values():

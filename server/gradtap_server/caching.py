@@ -52,7 +52,7 @@ def tag_of(*identifiers: object) -> str:
 
     Identifiers are what JSON takes: text, numbers, None, tuples of them.
     """
-    text = json.dumps(identifiers, separators=(",", ":"), sort_keys=True, allow_nan=True)
+    text = json.dumps(identifiers, separators=(",", ":"))
     return f'"{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"'
 
 

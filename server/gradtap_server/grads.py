@@ -1,32 +1,24 @@
 """The values of a gradient, a slice or a stack of them: from an address to one request of the run, and its answer.
 
-Looking up comes first and reads no chunk: shape, cost, entity tag. What HEAD asks for, what the client has already,
-and what would be too much, is answered from that alone.
+`lookup` comes first and reads no chunk: shape, cost, entity tag. What HEAD asks for, what the client has already, and
+what would be too much, is answered from that alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Path, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, Field, ValidationError
 
 from gradtap.errors import TimedOutError
-from gradtap.query.formats import MEDIA_TYPES, GradHead, Payload, encode, length_of, resolved_dtype
-from gradtap.query.local import head_of, param_of
-from gradtap.query.words import range_of, step_of
-from gradtap.read import Run
-from gradtap.read.request import GradRequest
-from gradtap.selection import Selection
+from gradtap.query.formats import MEDIA_TYPES, Payload, encode, length_of
 from gradtap_server.arrays import PartsResponse, array_headers, download_headers, head_only
-from gradtap_server.asked import accepted, address, check_names
-from gradtap_server.caching import NO_STORE, Freshness, holds, tag_of, unchanged
-from gradtap_server.limits import Ask, Cost, Limits, check_cost
+from gradtap_server.asked import accepted, check_names
+from gradtap_server.caching import NO_STORE, unchanged
+from gradtap_server.lookup import Found, GradQuery, Target, look_up
 from gradtap_server.negotiate import chosen_form
 from gradtap_server.parameters import RunName, StepWord, problems
 from gradtap_server.reads import in_thread
@@ -35,45 +27,6 @@ from gradtap_server.run import OF_A_RUN
 from gradtap_server.state import Here, State
 
 router = Router(tags=["gradients"])
-
-ENCODING = 1
-"""Part of every entity tag: raised whenever the same values would be sent as other bytes."""
-
-JSON_BYTES = 24
-"""Bytes of one number as text, at most: seventeen digits, sign, point, exponent, comma."""
-
-
-class GradQuery(BaseModel):
-    """What an address may say of the values it wants."""
-
-    slice: str = Field("", description="NumPy's basic indexing: integers, start:stop:step, one ellipsis.")
-    format: str = Field("", description="raw, npy, json or safetensors; without it `Accept` decides, raw by default.")
-    dtype: str = Field("stored", description="stored, native, bfloat16, float16, float32 or float64.")
-    attempt: int | None = Field(None, ge=1, description="Which capture of the step, from 1; the newest if not given.")
-    partial: bool = Field(False, description="Take a capture that is not complete; what is missing is NaN.")
-    download: bool = Field(False, description="Have a browser save the answer as a file.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What an address names: a run, a parameter, and a step or a range of steps."""
-
-    run: str
-    param: str
-    step: str | None = None
-    steps: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A gradient that was looked up. `dtype` is that of the answer's elements; no `fresh`: no cache may keep it."""
-
-    wanted: GradRequest
-    head: GradHead
-    form: str
-    dtype: str
-    fresh: Freshness | None
-
 
 ParamName = Annotated[
     str,
@@ -135,7 +88,13 @@ async def stacked(
     run: RunName,
     param: ParamName,
     query: Annotated[GradQuery, Query()],
-    steps: Annotated[str, Query(description="A:B:C, the steps from A up to B, every C-th; one number is that step.")],
+    steps: Annotated[
+        str,
+        Query(
+            description="Steps from A up to, not including, B, every C-th: `A:B:C`; a number alone is that step.",
+            examples=["0:9"],
+        ),
+    ],
 ) -> Response:
     """The same slice of a gradient at several steps, stacked along a new first axis."""
     return await answer(here, request, Target(run=run, param=param, steps=steps), query)
@@ -162,95 +121,6 @@ async def answer(state: State, request: Request, target: Target, query: GradQuer
     state.metrics.chunks(request.scope, found.wanted.chunks)
     headers |= array_headers(payload.head, dtype=payload.dtype, rounded=payload.rounded) | _timing(spent)
     return PartsResponse(payload.parts, media_type=payload.media_type, headers=headers)
-
-
-def look_up(state: State, request: Request, target: Target, query: GradQuery, form: str) -> Found:
-    """The gradient that is asked for, allowed for by the limits unless the client has it. Reads no chunk."""
-    run = state.place(target.run).run
-    wanted = wanted_of(run, target, query)
-    head = head_of(run, wanted)
-    dtype = resolved_dtype(head, format=form, dtype=query.dtype)
-    found = Found(wanted=wanted, head=head, form=form, dtype=dtype, fresh=None)
-    if not wanted.partial:
-        found = replace(found, fresh=_freshness(state, request, found, target, query))
-    if not (found.fresh and holds(request, found.fresh)):
-        check_request(wanted, target, partial(_cost, found, query.dtype), Limits.of(state.settings))
-        if request.method == "HEAD" and not wanted.partial:
-            wanted.check()
-    return found
-
-
-def checked_query(request: Request) -> GradQuery:
-    """The query of an address whose route has another one. Raises as FastAPI does for its own."""
-    try:
-        return GradQuery.model_validate(dict(request.query_params))
-    except ValidationError as error:
-        raise RequestValidationError(error.errors()) from error
-
-
-def wanted_of(run: Run, target: Target, query: GradQuery) -> GradRequest:
-    """The request of the run that an address makes. Raises as `Run.request`."""
-    name = param_of(run, target.param)
-    options: dict[str, Any] = {"slice": query.slice or None, "attempt": query.attempt, "partial": query.partial}
-    if target.step is not None:
-        return run.request(name, step_of(run, target.step), **options)
-    return run.request(name, steps=range_of(target.steps or ""), **options)
-
-
-def check_request(wanted: GradRequest, target: Target, cost: Callable[[Selection, int], Cost], limits: Limits) -> None:
-    """Raises `LimitError` where the answer would be, or read, more than the server gives."""
-    stride = range_of(target.steps).step if target.steps else None
-    check_cost(Ask(where=wanted.where, steps=wanted.steps, stacked=wanted.stacked, stride=stride), cost, limits)
-
-
-def _cost(found: Found, dtype: str, where: Selection, count: int) -> Cost:
-    chunks, read_bytes = found.wanted.needs(where, count)
-    whole = found.head
-    part = replace(
-        whole,
-        shape=(count, *where.shape) if whole.stacked else where.shape,
-        steps=whole.steps[:count],
-        attempts=whole.attempts[:count],
-        factor=whole.factor[:count],
-        slice=str(where),
-    )
-    elements = where.numel * count
-    length = length_of(part, format=found.form, dtype=dtype)
-    return Cost(
-        response_bytes=elements * JSON_BYTES if length is None else length,
-        read_bytes=read_bytes,
-        chunks=chunks,
-        elements=elements if found.form == "json" else 0,
-    )
-
-
-def _freshness(state: State, request: Request, found: Found, target: Target, query: GradQuery) -> Freshness:
-    wanted = found.wanted
-    tag = tag_of(
-        ENCODING,
-        wanted.identity,
-        wanted.stacked,
-        str(wanted.where),
-        found.form,
-        found.dtype,
-        wanted.flags,
-        wanted.factor,
-    )
-    if target.step is None:
-        # Steps may yet come to lie within the range.
-        return Freshness(tag=tag, shared=state.shared)
-    # Not under the run's name: another run may have it tomorrow, in the same folder.
-    lasting = query.attempt is not None and target.run == found.head.run and target.step == str(wanted.steps[0])
-    if lasting:
-        return Freshness(tag=tag, settled=wanted.settled, shared=state.shared)
-    return Freshness(tag=tag, shared=state.shared, location=_lasting(request, found, query))
-
-
-def _lasting(request: Request, found: Found, query: GradQuery) -> str:
-    head = found.head
-    more = {"slice": query.slice, "format": found.form, "dtype": query.dtype, "attempt": head.attempts[0]}
-    more["download"] = query.download
-    return address(request, "runs", head.run, "steps", head.steps[0], "grads", head.name, query=more)
 
 
 def _read(found: Found, dtype: str, spent: dict[str, float], timeout: float) -> Payload:

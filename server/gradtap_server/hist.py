@@ -16,18 +16,9 @@ from gradtap_server.answers import JsonResponse
 from gradtap_server.arrays import head_only
 from gradtap_server.asked import address, check_names
 from gradtap_server.caching import Freshness, holds, tag_of, unchanged
-from gradtap_server.grads import (
-    ENCODING,
-    PROBLEMS_OF_GRADS,
-    GradQuery,
-    ParamName,
-    Target,
-    answer,
-    check_request,
-    checked_query,
-    wanted_of,
-)
+from gradtap_server.grads import PROBLEMS_OF_GRADS, ParamName, answer
 from gradtap_server.limits import Cost, Limits
+from gradtap_server.lookup import ENCODING, GradQuery, Target, check_request, checked_query, names_one, wanted_of
 from gradtap_server.parameters import RunName, StepWord
 from gradtap_server.reads import in_thread
 from gradtap_server.routing import Router
@@ -41,10 +32,18 @@ LAST = "/hist"
 class HistQuery(BaseModel):
     """What an address may say of a histogram."""
 
-    slice: str = Field("", description="As for the values; a slice is counted anew.")
-    bins: int | None = Field(None, description="Equal bins from the smallest value to the largest, for scale linear.")
-    scale: str = Field("log2", description="log2: a bin for each sign and power of two. linear: equal bins.")
-    attempt: int | None = Field(None, ge=1, description="Which capture of the step, from 1; the newest if not given.")
+    slice: str = Field(default="", description="As for the values; a slice is counted anew.", examples=["0:10, :"])
+    bins: int | None = Field(
+        default=None, description="Equal bins from the smallest value to the largest, for scale linear.", examples=[64]
+    )
+    scale: str = Field(
+        default="log2",
+        description="log2: a bin for each sign and power of two. linear: equal bins.",
+        examples=["linear"],
+    )
+    attempt: int | None = Field(
+        default=None, ge=1, description="Which capture of the step, from 1; else the newest.", examples=[1]
+    )
 
     @property
     def counts(self) -> bool:
@@ -109,7 +108,7 @@ def _freshness(
 ) -> Freshness:
     asked = (query.counts, query.bins, query.scale)
     tag = tag_of(ENCODING, "hist", wanted.identity, str(wanted.where), asked, wanted.flags)
-    if query.attempt is not None and target.run == run and target.step == str(wanted.steps[0]):
+    if query.attempt is not None and names_one(target, wanted, run):
         return Freshness(tag=tag, settled=wanted.settled, shared=state.shared)
     more = {"slice": query.slice, "bins": query.bins, "scale": query.scale, "attempt": wanted.attempts[0]}
     place = address(request, "runs", run, "steps", wanted.steps[0], "grads", wanted.param.name, "hist", query=more)

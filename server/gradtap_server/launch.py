@@ -7,6 +7,8 @@ import ipaddress
 import os
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -20,6 +22,12 @@ from gradtap_server.settings import ServerSettings
 
 GRACE = 1
 """Seconds that answers under way have when the server is told to stop; with it, it is gone within two."""
+
+LAST_WAIT = 0.3
+"""Seconds that threads have after that. Idle ones need none."""
+
+WORKER = "AnyIO worker thread"
+"""What anyio calls the threads that blocking work runs in."""
 
 
 def serve(
@@ -37,6 +45,8 @@ def serve(
     `port` 0 takes a free one. `on_ready` is called with the address once clients can connect; by default it is printed
     on stderr. Raises `UsageError` for an address beyond this machine without a token, and where the address cannot be
     had; `StoreError` for a store that is not there; what `create_app` raises.
+    A read that is still going on when the process was told to end cannot be stopped: the process ends without it, and
+    then this does not return.
     """
     chosen = ServerSettings.from_environment() if settings is None else settings
     if root_path is not None:
@@ -59,7 +69,10 @@ def serve(
             ws="none",
             lifespan="on",
         )
-        _Server(config, lambda: (on_ready or _announce)(url)).run([listener])
+        server = _Server(config, lambda: (on_ready or _announce)(url))
+        server.run([listener])
+    if server.should_exit:
+        _leave_reads_behind()
 
 
 class _Server(uvicorn.Server):
@@ -87,6 +100,19 @@ class _Server(uvicorn.Server):
         """Note that a signal came. A second one does not wait for answers under way."""
         self.force_exit = self.should_exit
         self.should_exit = True
+
+
+def _leave_reads_behind() -> None:
+    # The interpreter waits at its end for every thread; one may hang on a lost network disk for hours.
+    deadline = time.monotonic() + LAST_WAIT
+    for thread in threading.enumerate():
+        if thread.name.startswith(WORKER):
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                # It only reads, so there is nothing that it could leave half done.
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(0)
 
 
 def _refuse_open_door(host: str, settings: ServerSettings) -> None:

@@ -63,7 +63,8 @@ def get_step(
 ) -> Response:
     """The step's row of the ledger, its tags, and the stored statistics of each parameter.
 
-    Whole, unless there are more parameters than a page may have. `Content-Location` is the address of this attempt.
+    Whole, unless there are more parameters than a page may have. `Content-Location` is the address of this attempt,
+    which answers the same for ever once the step is settled.
     """
     check_names(request, ("attempt", "match", "limit", "cursor"))
     answer = here.place(run).step(step, attempt=attempt, match=match)
@@ -75,9 +76,9 @@ def get_step(
         found = page(rows, key=lambda row: row[0], of="step", limit=most, cursor=cursor, settings=here.settings)
         answer = replace(answer, rows=[row for _, row in found.rows])
         paged, link = found.facts(), found.link(request)
-    # Never immutable: a later attempt changes `attempts`, and takes over the ledger's row.
     location = None
     if attempt is None and not paged:
         query = {"attempt": answer.facts["attempt"], "match": match}
         location = address(request, "runs", run, "steps", answer.facts["step"], query=query)
-    return answered(request, answer, shared=here.shared, location=location, headers=link, **paged)
+    settled = attempt is not None and answer.facts["settled"]
+    return answered(request, answer, shared=here.shared, settled=settled, location=location, headers=link, **paged)

@@ -210,6 +210,7 @@ def test_tags_tell_answers_apart(server: Server) -> None:
         tag(1, "w", slice="0:5", format="npy"),
         tag(1, "w", slice="0:5", dtype="f2"),
         tag(1, "w", slice="0:5", dtype="f8"),
+        tag(1, "w", slice="0:5", format="npy", dtype="bf16"),
     ]
     assert len({*same, *others}) == len(others) + 1
 
@@ -231,10 +232,10 @@ def test_content_location_is_lasting(server: Server, step: str) -> None:
 
 
 def test_only_what_names_one_capture_is_immutable(server: Server) -> None:
-    """With an attempt, but a word for the step or the name of the run, which another run may get, it is `no-cache`."""
+    """With an attempt, but by the run's name, which another run may get, by a word or an index, it is `no-cache`."""
     run = server.get(grad_path(RUN, 1, "w")).headers["x-gradtap-run"]
-    for words in ((RUN, 1), (run, "first"), (RUN, "last"), (run, "01")):
-        answer = server.head(grad_path(*words, "w", attempt=1))
+    for words in ((RUN, 1), (run, "first"), (RUN, "last"), (run, "01"), (run, 1)):
+        answer = server.head(grad_path(*words, "0" if words == (run, 1) else "w", attempt=1))
         assert answer.headers["cache-control"] == "no-cache"
         location = answer.headers["content-location"]
         assert location.startswith(f"/api/v1/runs/{run}/steps/{answer.headers['x-gradtap-step']}/")

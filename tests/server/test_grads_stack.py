@@ -10,8 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradtap.query.formats import GradHead
-from gradtap_server.arrays import LONGEST_LIST, array_headers
 from tests.server.samples import PARAMS, OddJob, array_of, grad_path, reads, same_bits, stack_path
 from tests.server.serving import Server, serving
 
@@ -79,30 +77,6 @@ def test_stack_forms(server: Server, form: str) -> None:
     assert answer.headers["x-gradtap-shape"] == "4,9,4"
     if form != "json":
         assert head.headers["content-length"] == str(len(answer.content))
-
-
-def test_long_lists_are_cut_short() -> None:
-    """Steps that would fill a header are named by their ends and number; equal attempts by one."""
-    steps = tuple(range(1, 1000))
-    head = GradHead(
-        run="0" * 32,
-        name="w",
-        shape=(999, 1),
-        dtype="float32",
-        dtype_captured="float32",
-        steps=steps,
-        attempts=(1,) * 999,
-        flags=(),
-        factor=tuple(float(s) + 0.125 for s in steps),
-        complete=True,
-        stacked=True,
-        slice=":",
-    )
-    headers = array_headers(head, dtype="float32")
-    assert headers["X-Gradtap-Steps"] == "1..999" and headers["X-Gradtap-Count"] == "999"
-    assert headers["X-Gradtap-Attempt"].count("1") == 999
-    assert "X-Gradtap-Factor" not in headers
-    assert all(len(value) <= LONGEST_LIST for value in headers.values())
 
 
 @pytest.mark.parametrize(

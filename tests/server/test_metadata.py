@@ -130,13 +130,35 @@ def test_what_is_not_there(server: Server, path: str, status: int, kind: str) ->
 
 
 def test_a_step_names_its_attempt(server: Server) -> None:
-    """A step without attempt says under which address this very attempt is, and that answers the same."""
+    """A step without attempt says under which address this very attempt is; that is the same, and may be kept."""
     answer = server.get(f"{RUN}/steps/last?match=mlp")
     assert answer.headers["content-location"] == f"{RUN}/steps/5?attempt=1&match=mlp"
     assert answer.headers["cache-control"] == "no-cache"
     again = server.get(answer.headers["content-location"])
-    assert again.json() == answer.json()
+    assert again.json() == {key: value for key, value in answer.json().items() if key != "attempts"}
     assert "content-location" not in again.headers
+    assert again.headers["cache-control"] == "public, max-age=31536000, immutable"
+
+
+def test_a_kept_attempt_is_told_from_a_newer_one(tmp_path: Path) -> None:
+    """A step recorded again is another answer; the first attempt's own address keeps answering as before."""
+    Job(run=tmp_path / "mine.gradtap", world=1, seed=1).steps([0, 1]).close()
+    with serving(tmp_path) as server:
+        path = "/api/v1/runs/mine/steps/1"
+        before, kept = server.get(path), server.json(f"{path}?attempt=1")
+        Job(run=tmp_path / "mine.gradtap", world=1, seed=2).steps([1]).close()
+        after = server.get(path, headers={"If-None-Match": before.headers["etag"]})
+        assert after.status_code == 200
+        assert after.headers["content-location"] == f"{path}?attempt=2"
+        assert (after.json()["attempts"], after.json()["parameters"] == before.json()["parameters"]) == (2, False)
+        assert server.json(f"{path}?attempt=1") == kept
+
+
+def test_an_unsettled_attempt_is_not_kept(server: Server) -> None:
+    """The newest step of a live run may still learn its outcome: no cache may keep it unasked."""
+    body = server.json("/api/v1/runs/live/steps/last?attempt=1")
+    control = server.get("/api/v1/runs/live/steps/last?attempt=1").headers["cache-control"]
+    assert (control == "no-cache") == (not body["settled"])
 
 
 @pytest.mark.parametrize("path", ["/api/v1", "/api/v1/runs", RUN, f"{RUN}/params", f"{RUN}/steps", f"{RUN}/steps/1"])

@@ -10,11 +10,11 @@ from typing import Any
 import httpx2
 import pytest
 from fastapi import FastAPI
+from gradtap_server.problem_pages import MEANINGS
+from gradtap_server.problems import without_folders
 
 from gradtap.errors import ERRORS, PROBLEMS, GradtapError
 from gradtap.read.catalog import Catalog
-from gradtap_server.problem_pages import MEANINGS
-from gradtap_server.problems import without_folders
 from tests.server.serving import Server, serving
 
 KEYS = {"schema", "type", "title", "status", "detail", "exit_code", "instance"}
@@ -86,7 +86,9 @@ def test_other_methods_are_problems(server: Server, method: str) -> None:
     assert shaped(answer)["type"] == "/problems/usage"
 
 
-@pytest.mark.parametrize("path", ["/", "/nope", "/api", "/api/v2", "/api/v1/", "/api/v1/runs/", "/api/v1/runs/closed/x"])
+@pytest.mark.parametrize(
+    "path", ["/", "/nope", "/api", "/api/v2", "/api/v1/", "/api/v1/runs/", "/api/v1/runs/closed/x"]
+)
 def test_unknown_addresses_are_problems(server: Server, path: str) -> None:
     """An address that there is nothing at is a problem too, not the framework's own error."""
     answer = server.get(path)

@@ -140,3 +140,22 @@ def test_late_errors_are_dropped() -> None:
         await asyncio.sleep(0.05)
 
     asyncio.run(main())
+
+
+def test_who_was_turned_away_costs_nothing() -> None:
+    """Work that still waits for a thread when its client is turned away is never done."""
+    gate, ran_late = threading.Event(), threading.Event()
+
+    async def main() -> None:
+        limiter = anyio.CapacityLimiter(1)
+        first = asyncio.create_task(in_thread(lambda: gate.wait(20), timeout=20, limiter=limiter))
+        while not limiter.borrowed_tokens:
+            await asyncio.sleep(0.01)
+        with pytest.raises(TimedOutError, match="busy"):
+            await in_thread(ran_late.set, timeout=0.05, limiter=limiter)
+        gate.set()
+        assert await first
+        assert await in_thread(lambda: 3, timeout=5, limiter=limiter) == 3
+
+    asyncio.run(main())
+    assert not ran_late.is_set()

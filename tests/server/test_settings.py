@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gradtap_server.app import create_app
+from gradtap_server.settings import LIMITS, ServerSettings
 
 from gradtap.config import Settings
 from gradtap.environment import SERVER_PREFIX
 from gradtap.errors import StoreError, UsageError
-from gradtap_server.app import create_app
-from gradtap_server.settings import LIMITS, ServerSettings
 
 
 def test_every_setting_is_a_variable() -> None:
@@ -53,7 +53,7 @@ def test_every_setting_is_a_variable() -> None:
         ("TOKEN", "a\nb", "odd characters"),
         ("TOKEN_FILE", "/no/such/file", "cannot read the token file"),
         ("PAGE_MAXX", "5", "did you mean GRADTAP_SERVER_PAGE_MAX"),
-        ("XYZ", "5", "known are GRADTAP_SERVER_STORES"),
+        ("Q" * 40, "5", "known are GRADTAP_SERVER_STORES"),
     ],
 )
 def test_wrong_settings_are_named(name: str, value: str, said: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from gradtap.read.info import RunInfo
 from gradtap.read.norms import Norms
 from gradtap.read.session import SessionView
 from gradtap.selection import Selection
-from gradtap.types import ArrayPlan, GradSlice, ParamSpec
+from gradtap.types import ArrayPlan, GradSlice, ParamSpec, SessionPlan
 
 PARAMS = (
     ParamSpec(name="embed.weight", shape=(3, 4), dtype="bfloat16"),
@@ -80,6 +81,31 @@ class FakeRun:
         self.damaged: dict[str, str] = {}
         self.out: frozenset[str] = frozenset()
 
+    @property
+    def id(self) -> str:
+        """Of the run."""
+        return "ab" * 16
+
+    @property
+    def plan(self) -> SessionPlan:
+        """Arrays of the stored parameters: the first is cut in two."""
+        arrays = (
+            array("embed.weight@0", 0, 0, 5),
+            array("embed.weight@5", 0, 5, 12),
+            array("layers.0.weight", 1, 0, 10),
+            array("temperature", 3, 0, 1),
+        )
+        return SessionPlan(world=2, params=PARAMS, arrays=arrays)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+    def request(
+        self, name: str, step: int, *, slice: str | None, attempt: int | None, partial: bool
+    ) -> SimpleNamespace:
+        """Reads as `grad` does, when it is told to."""
+        return SimpleNamespace(read=lambda progress=None: self.grad(name, step, slice=slice, attempt=attempt))
+
     def info(self) -> RunInfo:
         """Facts that fit the rest."""
         return RunInfo(
@@ -96,6 +122,10 @@ class FakeRun:
     def attempts(self, step: int) -> tuple[int, ...]:
         """Step 2 was recorded twice."""
         return (1, 2) if step == 2 else (1,)
+
+    def attempt_counts(self, steps: Sequence[int]) -> list[int]:
+        """How often each was recorded; 0 for those that are not complete."""
+        return [len(self.attempts(step)) if step in self.steps else 0 for step in steps]
 
     def tags_of(self, step: int) -> dict[str, Any]:
         """Step 3 has a loss."""

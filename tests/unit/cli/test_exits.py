@@ -67,11 +67,12 @@ def test_closed_output_is_141() -> None:
     script = (
         "import sys\n"
         "from gradtap.cli.exits import guarded\n"
-        "from gradtap.cli.output import Answer, Listing, emit\n"
+        "from gradtap.cli.output import Listing, emit\n"
+        "from gradtap.query.answer import Answer\n"
         "rows = [['x' * 60] for i in range(3000)]\n"
         "picture = Listing(columns={'a': 'left'}, rows=rows)\n"
-        "answer = Answer(verb='x', rows=[{'a': 1}] * 30000, rows_name='r', pictures=[picture])\n"
-        "sys.exit(guarded(lambda: emit(answer, sys.argv[1]), []))\n"
+        "answer = Answer(query='x', rows=[{'a': 1}] * 30000, rows_name='r')\n"
+        "sys.exit(guarded(lambda: emit(answer, sys.argv[1], pictures=[picture]), []))\n"
     )
     for form in ("table", "jsonl"):
         child = subprocess.Popen(
@@ -97,10 +98,10 @@ def test_unknown_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_far_verb_gets_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     """A word like no verb is answered with all of them."""
     assert main(["qqqq"]) == 2
-    assert "demo, info, ls, steps, show, verify" in capsys.readouterr().err
+    assert "demo, info, ls, steps, show, grad, norms, hist, verify, watch, serve, get, doctor" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["ls"], ["ls", "x", "--nonsense"], ["show", "x", "1"], ["ls", "x", "--step", "y"]])
+@pytest.mark.parametrize("words", [["ls"], ["ls", "x", "--nonsense"], ["show", "x", "1"], ["ls", "x", "--step"]])
 def test_wrong_words_are_usage_errors(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Missing arguments, unknown options and values that do not parse end with 2 and a message."""
     assert main(words) == 2

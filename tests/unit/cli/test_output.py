@@ -8,15 +8,15 @@ import math
 import numpy as np
 import pytest
 
-from gradtap.cli.output import Answer, emit, form_of, moment, number, shape_text, size, to_json
+from gradtap.cli.output import emit, form_of, moment, number, shape_text, size, to_json
 from gradtap.errors import UsageError
+from gradtap.query.answer import Answer
 
 ANSWER = Answer(
-    verb="ls",
+    query="ls",
     facts={"step": 3},
     rows=[{"name": "a", "shape": [2, 3], "norm": 1.5}, {"name": "b,c", "shape": [], "norm": None}],
     rows_name="parameters",
-    pictures=["drawn"],
 )
 
 
@@ -45,9 +45,16 @@ def test_csv_has_a_header_and_quotes(capsys: pytest.CaptureFixture[str]) -> None
     ]
 
 
+def test_csv_may_have_rows_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """A verb whose table differs from its rows gives the table for `--csv`, and for nothing else."""
+    emit(ANSWER, "csv", table=[{"other": 1}])
+    emit(ANSWER, "jsonl", table=[{"other": 1}])
+    assert capsys.readouterr().out.startswith('other\n1\n{"name": "a"')
+
+
 def test_csv_without_rows_lists_the_facts(capsys: pytest.CaptureFixture[str]) -> None:
     """An answer of single values becomes field,value lines."""
-    emit(Answer(verb="info", facts={"state": "live", "steps": {"count": 2}}), "csv")
+    emit(Answer(query="info", facts={"state": "live", "steps": {"count": 2}}), "csv")
     assert list(csv.reader(io.StringIO(capsys.readouterr().out))) == [
         ["field", "value"],
         ["state", "live"],
@@ -57,7 +64,7 @@ def test_csv_without_rows_lists_the_facts(capsys: pytest.CaptureFixture[str]) ->
 
 def test_rows_that_happen_to_be_none_stay_rows(capsys: pytest.CaptureFixture[str]) -> None:
     """An empty list of rows is an empty list, not the facts."""
-    empty = Answer(verb="steps", facts={"store": "x"}, rows_name="steps")
+    empty = Answer(query="steps", facts={"store": "x"}, rows_name="steps")
     emit(empty, "json")
     emit(empty, "jsonl")
     assert capsys.readouterr().out == '{"schema": "gradtap.steps/1", "store": "x", "steps": []}\n'
@@ -65,7 +72,7 @@ def test_rows_that_happen_to_be_none_stay_rows(capsys: pytest.CaptureFixture[str
 
 def test_table_prints_the_pictures_only(capsys: pytest.CaptureFixture[str]) -> None:
     """Eyes get the pictures, and stdout holds nothing else."""
-    emit(ANSWER, "table")
+    emit(ANSWER, "table", pictures=["drawn"])
     assert capsys.readouterr() == ("drawn\n", "")
 
 

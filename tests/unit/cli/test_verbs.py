@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from gradtap.cli import ls
 from gradtap.cli.app import main
 from gradtap.cli.exits import in_verbs
-from gradtap.cli.steps import parse_range
-from gradtap.errors import NotARunError, UsageError
+from gradtap.errors import NotARunError
 from gradtap.read.verify import Damage, VerifyReport
-from tests.unit.cli.fake_run import PARAMS, FakeRun, array, session
+from tests.unit.cli.fake_run import PARAMS, FakeRun, session
 
 
 @pytest.fixture
@@ -23,12 +21,6 @@ def run(monkeypatch: pytest.MonkeyPatch) -> FakeRun:
     """A run in memory that every verb opens instead of a folder."""
     fake = FakeRun()
     monkeypatch.setattr("gradtap.read.open", lambda path: fake)
-    pieces = {
-        "embed.weight": [array("embed.weight@0", 0, 0, 5), array("embed.weight@5", 0, 5, 12)],
-        "layers.0.weight": [array("layers.0.weight", 1, 0, 10)],
-        "temperature": [array("temperature", 3, 0, 1)],
-    }
-    monkeypatch.setattr(ls, "_arrays", lambda run: pieces)
     return fake
 
 
@@ -38,7 +30,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     out, err = capsys.readouterr()
     assert err == ""
     body: dict[str, Any] = json.loads(out)
-    assert body["schema"] == f"gradtap.{words[0]}/1"
+    assert body["schema"] == f"gradtap.{words[0].replace('ls', 'params')}/1"
     return body
 
 
@@ -203,10 +195,10 @@ def test_steps_in_a_range(run: FakeRun, capsys: pytest.CaptureFixture[str], text
 
 
 @pytest.mark.parametrize("text", ["a", "1:2:3:4", "1:2:0", "1:2:-1", "1.5"])
-def test_a_bad_range_is_refused(text: str) -> None:
-    """Anything that is not a range names the value and an example."""
-    with pytest.raises(UsageError, match="100:200:10"):
-        parse_range(text)
+def test_a_bad_range_is_refused(run: FakeRun, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    """Anything that is not a range names the value and an example, before a store is opened."""
+    assert main(["steps", "x", "--range", text]) == 2
+    assert "100:200:10" in capsys.readouterr().err
 
 
 def test_steps_as_csv(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:

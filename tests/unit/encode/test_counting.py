@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -19,6 +21,7 @@ VALUES = hnp.arrays(
 )
 
 
+@settings(deadline=None)
 @given(VALUES, st.integers(1, 40))
 def test_linear_bins_lose_no_value(values: np.ndarray, bins: int) -> None:
     """Every value is in exactly one bin or counted apart, and each bin has what lies between its edges."""
@@ -59,6 +62,42 @@ def test_the_widest_doubles_do_not_overflow() -> None:
     assert np.isfinite(count_linear(np.array([-top, top]), 3).edges).all()
 
 
+@settings(deadline=None)
+@given(st.floats(-1e308, 1e308), st.integers(1, 5), st.integers(1, 20))
+def test_edges_of_close_values_stay_between_them(low: float, apart: int, bins: int) -> None:
+    """The first edge is the smallest value and the last one the largest, a few doubles apart."""
+    high = low
+    for _ in range(apart):
+        high = math.nextafter(high, math.inf)
+    found = count_linear(np.array([high, low]), bins)
+    assert (found.edges[0], found.edges[-1]) == (low, high)
+    assert (np.diff(found.edges) >= 0).all() and found.counts.sum() == 2
+
+
+def test_edges_that_rounding_puts_above_the_largest_are_held() -> None:
+    """Two neighbouring doubles between which nineteen bins have no room."""
+    low, high = -6.343264208759925e230, -6.3432642087599245e230
+    found = count_linear(np.array([low, high]), 19)
+    assert (found.edges[0], found.edges[-1]) == (low, high) and found.counts[-1] == 1
+
+
+@pytest.mark.parametrize("values", [[], [np.nan] * 3, [np.inf, -np.inf, np.nan]])
+def test_without_a_finite_value_all_bins_are_empty(values: list[float]) -> None:
+    """The edges go from 0 to 1, and what is not finite is counted apart."""
+    found = count_linear(np.array(values, np.float32), 4)
+    assert found.edges.tolist() == [0.0, 0.25, 0.5, 0.75, 1.0] and found.counts.tolist() == [0] * 4
+    assert found.total == found.nan + found.inf == len(values)
+
+
+@settings(deadline=None)
+@given(VALUES, st.integers(1, MOST_BINS))
+def test_linear_counts_are_numpys_for_the_same_edges(values: np.ndarray, bins: int) -> None:
+    """Of the finite values alone."""
+    found = count_linear(values, bins)
+    finite = values[np.isfinite(values)].astype(np.float64)
+    assert np.array_equal(found.counts, np.histogram(finite, found.edges)[0])
+
+
 @pytest.mark.parametrize("bins", [0, -1, MOST_BINS + 1])
 def test_a_number_of_bins_out_of_range_is_refused(bins: int) -> None:
     """With the range that is allowed."""
@@ -66,6 +105,7 @@ def test_a_number_of_bins_out_of_range_is_refused(bins: int) -> None:
         count_linear(np.zeros(3), bins)
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_log2_bins_hold_powers_of_two(values: np.ndarray) -> None:
     """Every finite value lies within its bin by magnitude, zeros of either sign in their own."""

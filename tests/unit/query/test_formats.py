@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +14,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -83,6 +84,7 @@ SHAPED = hnp.arrays(
 
 
 @pytest.mark.parametrize("format", ["raw", "npy", "safetensors"])
+@settings(deadline=None)
 @given(values=SHAPED)
 def test_stored_values_come_back_bit_for_bit(format: str, values: np.ndarray) -> None:
     """Of any shape, NaN, infinities, -0 and subnormals included, and as long as was said before."""
@@ -167,6 +169,44 @@ def test_json_has_the_same_numbers() -> None:
     assert same(back[finite], ODD[finite]) and np.isnan(back[~finite]).all()
     assert body["nonfinite"] == {"nan": 1, "posinf": 1, "neginf": 1}
     assert (body["schema"], body["step"], body["dtype"], body["complete"]) == ("gradtap.grad/1", 7, "float32", True)
+
+
+@settings(deadline=None)
+@given(hnp.arrays(np.float32, st.integers(0, 50), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)))
+def test_every_float32_survives_json(values: np.ndarray) -> None:
+    """Parsed as doubles and narrowed: the same bits, and nothing was counted as lost."""
+    body = json.loads(bytes(made(values, "json")))
+    assert same(np.array(body["values"], np.float32), values) and "nonfinite" not in body
+
+
+def test_an_unknown_factor_is_no_lost_value() -> None:
+    """It is null in every format, and not counted among the values."""
+    grad, head = asked(np.zeros(2, np.float32))
+    head = replace(head, factor=(float("nan"),))
+    body = json.loads(bytes(encode(grad, head, format="json", dtype="stored")))
+    assert body["factor"] is None and "nonfinite" not in body
+    file = bytes(encode(grad, head, format="safetensors", dtype="stored"))
+    assert json.loads(file[8 : 8 + int.from_bytes(file[:8], "little")])["__metadata__"]["factor"] == "null"
+
+
+@pytest.mark.parametrize("dtype", ["stored", "bf16", "f2", "f4", "f8"])
+@pytest.mark.parametrize("format", ["raw", "npy", "safetensors"])
+@settings(deadline=None)
+@given(values=SHAPED)
+def test_the_length_is_known_in_every_dtype(format: str, dtype: str, values: np.ndarray) -> None:
+    """To the byte, for any shape, stacked or not."""
+    for stacked in (False, True)[: 1 + bool(values.ndim and len(values))]:
+        payload = made(values, format, dtype, stacked=stacked)
+        assert payload.nbytes == len(bytes(payload)) == length_of(payload.head, format=format, dtype=dtype)
+
+
+@pytest.mark.parametrize("format", ["raw", "npy", "safetensors"])
+def test_the_body_is_little_endian_whatever_the_memory_is(format: str) -> None:
+    """Values in big-endian memory are swapped, not passed on."""
+    little = np.arange(6, dtype="<f4").reshape(2, 3)
+    grad, _ = asked(little.astype(">f4"))
+    payload = encode(grad, asked(little)[1], format=format, dtype="stored")
+    assert bytes(payload) == bytes(made(little, format))
 
 
 def test_a_stack_says_its_steps() -> None:
