@@ -9,6 +9,7 @@
 ARG BASE_IMAGE=python:3.12-slim-bookworm
 
 FROM ${BASE_IMAGE} AS python
+USER root
 RUN set -eu; \
     if ! command -v python3 >/dev/null; then \
         apt-get update; \

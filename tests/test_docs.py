@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import json
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 import typer
 import zarr
@@ -24,10 +30,12 @@ from gradtap.config import Settings
 from gradtap.errors import PROBLEMS
 from gradtap.flags import FLAG_NAMES
 from gradtap.plan.rules import parse_rule
+from gradtap_server.settings import ServerSettings
 from tests.support.synthetic import Job
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PARAM = "blocks.0.attention.qkv.weight"
 FORMAT = (ROOT / "gradtap" / "FORMAT.md").read_text(encoding="utf-8")
 
 
@@ -117,33 +125,105 @@ def test_the_format_examples_run(place: Path, tmp_path: Path, monkeypatch: pytes
             assert np.array_equal(names["gradient"](group, param.name, 1), job.expected(param.name, 2))
 
 
-def commands() -> list[str]:
-    """The README's `gradtap VERB` lines on a run."""
-    return [line.split("#")[0].strip() for line in re.findall(r"^gradtap \w+ +runs.*$", README, re.MULTILINE)]
+def lines(name: str) -> list[str]:
+    """The lines of the block under `<!-- commands: name -->`, without comments."""
+    found = re.search(rf"<!-- commands?: {name} -->\n```\n(.*?)```", README, re.DOTALL)
+    assert found, f"no commands {name}"
+    return [line.split("  #")[0].strip() for line in found[1].splitlines()]
 
 
-@pytest.mark.parametrize("command", commands())
+def ran(command: str, place: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """A line of the README in a shell, PARAM standing for a parameter and `gradtap` for this checkout's."""
+    script = f'gradtap() {{ "{sys.executable}" -m gradtap "$@"; }}\n' + command.replace("PARAM", PARAM)
+    environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "NO_COLOR": "1", **more}
+    return subprocess.run(
+        ["bash", "-c", script], cwd=place, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize("command", lines("look"))
 def test_commands_of_the_readme_run(place: Path, command: str) -> None:
-    """Each verb line works as written, PARAM standing for a parameter, and with --json."""
-    words = shlex.split(command.replace("PARAM", "blocks.0.attention.qkv.weight"))[1:]
-    for more in ([], ["--json"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "gradtap", *words, *more],
-            cwd=place,
-            env={"PYTHONPATH": str(ROOT), "PATH": ""},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+    """Each verb line works as written, and with --json where it does not write a file or print what a server sends."""
+    plain = re.search(r" -o |^gradtap get ", command)
+    for more in ("",) if plain else ("", " --json"):
+        (place / "g.npy").unlink(missing_ok=True)
+        done = ran(command + more, place)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.strip()
+        assert done.stdout.strip() or " -o " in command
+        assert not more or json.loads(done.stdout.splitlines()[0])["schema"].startswith("gradtap.")
+
+
+def test_files_of_the_commands_have_the_gradients(place: Path) -> None:
+    """What `gradtap grad` wrote is what Python reads, one step and a stack."""
+    one, stack = (next(c for c in lines("look") if f"-o {name}" in c) for name in ("g.npy", "steps.npy"))
+    for command in (one, stack):
+        assert ran(command + " --force", place).returncode == 0
+    run = gradtap.open(place / "runs/mine.gradtap")
+    assert np.array_equal(np.load(place / "g.npy"), run.grad(PARAM, 3).values)
+    assert np.array_equal(np.load(place / "steps.npy"), run.grad(PARAM, steps=[1, 2, 3]).values)
+
+
+@contextlib.contextmanager
+def serving(place: Path, command: str, **more: str) -> Iterator[str]:
+    """The README's `gradtap serve` line, on a free port; gives the address that it says."""
+    words = [sys.executable, "-m", *shlex.split(command), "--port", "0"]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "", **more}
+    with subprocess.Popen(words, cwd=place, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            said = process.stderr.readline()
+            port = re.search(r"http://[^ /]+:(\d+)", said)
+            assert port, said + process.stderr.read()
+            yield f"http://127.0.0.1:{port[1]}"
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=20)
+
+
+def test_requests_of_the_readme_are_answered(place: Path) -> None:
+    """Each curl line, and the verb line on an address, against the line that serves; the files are the gradients."""
+    (command,) = lines("serve")
+    with serving(place, command) as url:
+        for line in lines("curl"):
+            done = ran(line.replace("http://127.0.0.1:8000", url), place)
+            assert done.returncode == 0 and "/problems/" not in done.stdout, line + done.stdout + done.stderr
+            assert done.stdout.strip() or " -so " in line
+            if re.match(r"curl -s ", line):
+                assert json.loads(done.stdout)["schema"].startswith("gradtap.")
+    run = gradtap.open(place / "runs/mine.gradtap")
+    stack = safetensors.numpy.load_file(place / "steps.safetensors")[PARAM]
+    assert np.array_equal(np.load(place / "g.npy"), run.grad(PARAM, 3).values)
+    assert np.array_equal(stack, run.grad(PARAM, steps=[1, 2, 3]).values)
+
+
+def test_tokens_of_the_readme_are_asked_for(place: Path) -> None:
+    """With the token, the request and the verb are answered; without, they are refused."""
+    export, command, request, verb = lines("token")
+    token = ran(export + "; echo $GRADTAP_SERVER_TOKEN", place).stdout.strip()
+    assert len(token) == 64
+    with serving(place, command, GRADTAP_SERVER_TOKEN=token) as url:
+        for line in (request, verb):
+            at = line.replace("http://127.0.0.1:8000", url)
+            assert "mine" in ran(at, place, GRADTAP_SERVER_TOKEN=token).stdout
+            without = ran(at, place, GRADTAP_SERVER_TOKEN="")
+            assert "mine" not in without.stdout
+            assert "unauthenticated" in without.stdout or without.returncode == 6
 
 
 def test_every_verb_is_in_the_readme() -> None:
     """The command line has no verb that the README does not show, and the README none that there is not."""
     verbs = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-    shown = set(re.findall(r"\bgradtap (\w+)(?= +runs/|$)", README, re.MULTILINE))
-    assert verbs and verbs == shown
+    shown = {c.split()[1] for name in ("look", "serve") for c in lines(name)} | {"demo"}
+    assert verbs and verbs == shown and "gradtap demo" in README
+
+
+def test_every_setting_of_the_service_is_in_the_readme() -> None:
+    """Each variable with its default, as the table says it."""
+    assert all(f"`GRADTAP_SERVER_{field.name.upper()}`" in README for field in fields(ServerSettings))
+    defaults = ServerSettings()
+    for name in ("response_bytes", "read_bytes", "chunks", "json_elements", "cells", "page", "page_max"):
+        row = next(line for line in README.splitlines() if f"`GRADTAP_SERVER_{name.upper()}`" in line)
+        assert str(getattr(defaults, name)) in row
 
 
 def test_every_argument_and_setting_is_in_the_readme() -> None:
@@ -166,7 +246,7 @@ def test_rules_of_the_readme_parse() -> None:
 def test_exit_codes_of_the_readme_are_those_of_the_command_line() -> None:
     """All of them and no other: those of errors, 0, and the command line's own."""
     text = README[README.index("Exit codes:") :]
-    named = {int(code) for code in re.findall(r"(\d+) [a-z]", text[: text.index("\n\n")])}
+    named = {int(code) for code in re.findall(r"(\d+)\s[a-z]", text[: text.index("\n\n")])}
     errors = {problem.exit_code for problem in PROBLEMS.values()}
     assert named == errors | {0, exits.DAMAGED, exits.INTERRUPTED, exits.OUTPUT_CLOSED}
 

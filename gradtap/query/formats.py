@@ -152,12 +152,12 @@ def facts_of(head: GradHead, *, complete: bool) -> dict[str, Any]:
 
 
 def json_text(head: GradHead, values: NDArray[Any], *, complete: bool, rounded: int) -> bytes:
-    """One JSON object; NaN and infinities of the values are null and counted under "nonfinite".
+    """One JSON object; NaN and infinities of the values are null and counted under "nonfinite", be there any or none.
 
     A number parses to the same value in its dtype: float32 as the shortest decimal of the double that it widens to.
     """
     facts = {"schema": SCHEMA, **facts_of(head, complete=complete), "dtype": str(values.dtype), "rounded": rounded}
-    body = plain({**facts, "values": values})
+    body = {"nonfinite": {"nan": 0, "posinf": 0, "neginf": 0}} | plain({**facts, "values": values})
     return json.dumps(body, allow_nan=False).encode()
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from fastapi import Request, Response
-from gradtap.query.formats import DTYPES, FORMATS
 
 from gradtap.query.answer import Answer
+from gradtap.query.formats import DTYPES, FORMATS
 from gradtap.version import FORMAT, __version__
 from gradtap_server.answers import answered
 from gradtap_server.parameters import problems

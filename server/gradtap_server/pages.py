@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 
@@ -37,7 +38,8 @@ class Page(Generic[T]):
         if self.next is None:
             return {}
         # Alone it keeps the path, whatever a proxy made of it.
-        return {"Link": f'<?{request.url.include_query_params(cursor=self.next).query}>; rel="next"'}
+        asked = [(name, value) for name, value in request.query_params.multi_items() if name != "cursor"]
+        return {"Link": f'<?{urlencode([*asked, ("cursor", self.next)])}>; rel="next"'}
 
 
 def page(

@@ -73,9 +73,11 @@ class Secured:
                 "this service has no token, so it answers on this machine's own loopback only; whoever runs it can set "
                 "GRADTAP_SERVER_TOKEN, or GRADTAP_SERVER_INSECURE_NO_AUTH=1 to let everybody in"
             )
-        if not self._may_call(headers.get("host", "")):
+        # Without Host it is no browser, and so no page of another site.
+        host = headers.get("host")
+        if host is not None and not self._may_call(host):
             return AccessError(
-                f"Host is {headers.get('host', '')[:100]!r}, which is no name of this service; whoever runs it can add "
+                f"Host is {host[:100]!r}, which is no name of this service; whoever runs it can add "
                 "the name to GRADTAP_SERVER_HOSTS"
             )
         return self._stranger(scope, headers)

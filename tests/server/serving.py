@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import uvicorn
 from fastapi import FastAPI
+
 from gradtap_server.app import create_app
 from gradtap_server.launch import _listening
 from gradtap_server.settings import ServerSettings

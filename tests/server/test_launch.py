@@ -14,10 +14,10 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from gradtap_server.launch import serve
-from gradtap_server.settings import ServerSettings
 
 from gradtap.errors import NotARunError, StoreError, UsageError
+from gradtap_server.launch import serve
+from gradtap_server.settings import ServerSettings
 
 CODE = """
 import sys

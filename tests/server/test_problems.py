@@ -10,11 +10,11 @@ from typing import Any
 import httpx2
 import pytest
 from fastapi import FastAPI
-from gradtap_server.problem_pages import MEANINGS
-from gradtap_server.problems import without_folders
 
 from gradtap.errors import ERRORS, PROBLEMS, GradtapError
 from gradtap.read.catalog import Catalog
+from gradtap_server.problem_pages import MEANINGS
+from gradtap_server.problems import without_folders
 from tests.server.serving import Server, serving
 
 KEYS = {"schema", "type", "title", "status", "detail", "exit_code", "instance"}

@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx2
 import pytest
+
 from gradtap_server.app import create_app
 from gradtap_server.security import HEADERS, host_name, is_local, is_loopback
 from gradtap_server.settings import ServerSettings
-
 from tests.server.serving import Server, serving
 
 TOKEN = "a-token-for-tests"
@@ -86,7 +86,10 @@ def test_wrong_tokens_are_refused(zoo: Path, given: str) -> None:
 )
 def test_no_open_address_leads_to_a_closed_one(zoo: Path, path: str) -> None:
     """An address that begins as an open one and leads elsewhere gives nothing away."""
-    with serving(zoo, token=TOKEN) as server, socket.create_connection(("127.0.0.1", int(server.url[-5:]))) as raw:
+    with (
+        serving(zoo, token=TOKEN) as server,
+        socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as raw,
+    ):
         raw.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         answer = b"".join(iter(lambda: raw.recv(65536), b""))
     assert answer.split()[1] in (b"401", b"404")
@@ -108,6 +111,13 @@ def test_a_page_of_another_site_is_refused(zoo: Path, host: str) -> None:
     assert answer.status_code == 403
     assert answer.json()["type"] == "/problems/forbidden"
     assert "GRADTAP_SERVER_HOSTS" in answer.json()["detail"]
+
+
+def test_a_request_without_host_is_let_in(server: Server) -> None:
+    """A simple health check of HTTP/1.0 need not know how the service is called."""
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as raw:
+        raw.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert raw.recv(100).split()[1] == b"200"
 
 
 def test_names_may_be_added(zoo: Path) -> None:

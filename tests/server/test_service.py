@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gradtap_server.about import LINKS
-from gradtap_server.settings import LIMITS
 from prometheus_client.parser import text_string_to_metric_families
 
 from gradtap.errors import ERRORS
 from gradtap.query.formats import DTYPES, FORMATS
 from gradtap.read import open_run
 from gradtap.version import FORMAT, __version__
+from gradtap_server.about import LINKS
+from gradtap_server.settings import LIMITS
 from tests.server.serving import Server, serving
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gradtap_server.app import create_app
-from gradtap_server.settings import LIMITS, ServerSettings
 
 from gradtap.config import Settings
 from gradtap.environment import SERVER_PREFIX
 from gradtap.errors import StoreError, UsageError
+from gradtap_server.app import create_app
+from gradtap_server.settings import LIMITS, ServerSettings
 
 
 def test_every_setting_is_a_variable() -> None:

@@ -37,7 +37,10 @@ def test_a_row_lists_no_folder_of_gradients(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "scandir", lambda path: (walked.append(os.fspath(path)), real(path))[1])
     assert run_row(catalog, entry)["steps"]["count"] == 3
     assert catalog.open("mine").sessions[0].captures == 3
-    assert [path for path in walked if "gradients.zarr" in path] == []
+    gradients = [path for path in walked if "embed" in path]
+    assert gradients == []
+    catalog.open("mine").info()
+    assert [path for path in walked if "embed" in path] != []
 
 
 def test_a_row_of_an_empty_run(tmp_path: Path) -> None:
