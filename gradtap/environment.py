@@ -26,13 +26,13 @@ def read_settings(
 ) -> dict[str, Any]:
     """The fields of a dataclass that the environment sets, as int, float, bool or text after the field's annotation.
 
-    Variables that begin with one of `beside` are somebody else's. Raises `UsageError` for any other variable with the
+    Variables of `beside` are somebody else's, and all that begin with one of its prefixes (they end in "_"). Raises `UsageError` for any other variable with the
     prefix that is no field's, with near names, and naming the variable for a value of another kind.
     """
     kinds = {prefix + field.name.upper(): field for field in fields(cls)}
     found: dict[str, Any] = {}
     for variable in sorted(name for name in environment if name.startswith(prefix)):
-        if variable.startswith(tuple(beside)):
+        if variable in beside or variable.startswith(tuple(other for other in beside if other.endswith("_"))):
             continue
         text = environment[variable]
         if variable not in kinds:

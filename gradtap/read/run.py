@@ -142,7 +142,7 @@ class Run:
         return Ledger([reader.ledger for reader in readers], index.newest())
 
     def volume(self) -> tuple[int, int]:
-        """Bytes of the chunks of all complete captures, before and after encoding. Looks at the ledger, not at files."""
+        """Bytes of the chunks of all complete captures, before and after encoding. Reads the ledger alone."""
         sizes = [chunk_bytes(reader) for reader in self._sessions()]
         return sum(raw for raw, _ in sizes), sum(stored for _, stored in sizes)
 

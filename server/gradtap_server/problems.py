@@ -99,12 +99,12 @@ def without_folders(text: str, catalog: Catalog) -> str:
     """The text with the last name of each run's and store's folder in place of its path."""
     for store in catalog.stores:
         for path in {os.fspath(store), os.path.realpath(store)}:
-            if path != os.sep and path in text:
+            if path in text:
                 # A run is called by its own folder, not by the store's.
                 inner = sorted({os.path.join(path, e.within) for e in catalog.entries() if e.within != "."}, key=len)
                 for run in reversed(inner):
                     text = text.replace(run, os.path.basename(run))
-                text = text.replace(path, os.path.basename(path))
+                text = text.replace(path, os.path.basename(path)) if path != os.sep else text
     return text
 
 
@@ -149,7 +149,7 @@ class Caught:
             if scope["type"] != "http" or begun:
                 # The client has half of an answer; only a cut connection tells it so.
                 raise
-            log.exception("request %s: %s %s failed", id_of(scope), scope["method"], scope["path"])
+            log.exception("request %s: %s %r failed", id_of(scope), scope["method"], scope["path"])
             detail = f"an error of the service itself; its log has more under the id {id_of(scope)}"
             await problem_response(problem_of(Exception()), detail, request_id=id_of(scope))(scope, receive, send)
 

@@ -93,3 +93,5 @@ def test_a_recorder_passes_over_the_server_s_settings() -> None:
     assert Settings.from_environment(env | {"GRADTAP_CAPACITY": "64"}).capacity == 64
     with pytest.raises(UsageError, match="GRADTAP_SERVE"):
         Settings.from_environment(env | {"GRADTAP_SERVE": "1"})
+    with pytest.raises(UsageError, match="GRADTAP_TOKENS"):
+        Settings.from_environment(env | {"GRADTAP_TOKENS": "1"})
