@@ -26,8 +26,9 @@ def read_settings(
 ) -> dict[str, Any]:
     """The fields of a dataclass that the environment sets, as int, float, bool or text after the field's annotation.
 
-    Variables of `beside` are somebody else's, and all that begin with one of its prefixes (they end in "_"). Raises `UsageError` for any other variable with the
-    prefix that is no field's, with near names, and naming the variable for a value of another kind.
+    Variables of `beside` are somebody else's, as are all that begin with one of its names that end in "_". Raises
+    `UsageError` for any other variable with the prefix that is no field's, with near names, and naming the variable for
+    a value of another kind.
     """
     kinds = {prefix + field.name.upper(): field for field in fields(cls)}
     found: dict[str, Any] = {}

@@ -31,7 +31,7 @@ def doctor(
     facts = machine_facts()
     if store:
         facts["store"] = _server_facts(store) if is_address(store) else _store_facts(store)
-    emit(Answer(query="doctor", facts=facts), form, pictures=["\n".join(_lines(facts))])
+    emit(Answer(query="doctor", facts=facts), form, pictures=[_text(facts)] if form == "table" else ())
     place: Mapping[str, Any] = facts.get("store", {})
     if place.get("error"):
         say(place["error"])
@@ -59,6 +59,13 @@ def _server_facts(store: str) -> dict[str, Any]:
             return facts | {"server": about, "seconds": time.perf_counter() - started, "runs": list(rows)}
     except GradtapError as error:
         return facts | {"error": str(error), "exit_code": problem_of(error).exit_code}
+
+
+def _text(facts: Mapping[str, Any]) -> Any:
+    from rich.text import Text
+
+    # To be pasted: no line is folded, nothing in it is markup.
+    return Text("\n".join(_lines(facts)), no_wrap=True, overflow="ignore")
 
 
 def _lines(facts: Mapping[str, Any]) -> list[str]:

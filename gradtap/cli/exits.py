@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import itertools
 import json
 import os
 import re
@@ -79,7 +80,7 @@ def escaping_streams() -> None:
 def in_verbs(text: str, arguments: Sequence[str]) -> str:
     """An error's text with the verbs that show what its Python names would."""
     store = shlex.quote(arguments[1]) if len(arguments) > 1 and not arguments[1].startswith("-") else "STORE"
-    for flag, name in zip(arguments, arguments[1:], strict=False):
+    for flag, name in itertools.pairwise(arguments):
         if flag in ("--run", "-r"):
             store += f" --run {shlex.quote(name)}"
     for name, verb in VERBS.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 from gradtap.errors import StoreError, UsageError
 from gradtap.query.answer import Answer

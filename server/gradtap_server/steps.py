@@ -76,9 +76,12 @@ def get_step(
         found = page(rows, key=lambda row: row[0], of="step", limit=most, cursor=cursor, settings=here.settings)
         answer = replace(answer, rows=[row for _, row in found.rows])
         paged, link = found.facts(), found.link(request)
+    facts = answer.facts
+    # Under the run's id: its name another run may have tomorrow, in the same folder.
+    lasting = attempt is not None and (run, step) == (facts["run"], str(facts["step"]))
     location = None
-    if attempt is None and not paged:
-        query = {"attempt": answer.facts["attempt"], "match": match}
-        location = address(request, "runs", run, "steps", answer.facts["step"], query=query)
-    settled = attempt is not None and answer.facts["settled"]
+    if not lasting and not paged:
+        query = {"attempt": facts["attempt"], "match": match}
+        location = address(request, "runs", facts["run"], "steps", facts["step"], query=query)
+    settled = lasting and facts["settled"]
     return answered(request, answer, shared=here.shared, settled=settled, location=location, headers=link, **paged)

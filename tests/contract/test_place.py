@@ -164,9 +164,7 @@ class PlaceContract:
 
     @pytest.mark.parametrize("dtype", ["stored", "native", "bf16", "f2", "float64"])
     @pytest.mark.parametrize("format", FORMATS)
-    def test_files_are_those_of_the_folder(
-        self, place: AnyPlace, local: LocalPlace, format: str, dtype: str
-    ) -> None:
+    def test_files_are_those_of_the_folder(self, place: AnyPlace, local: LocalPlace, format: str, dtype: str) -> None:
         """Every format in every dtype is the same bytes, with the same dtype, count of rounded values and facts."""
         for param, step in (("half", "5"), ("w", "1:4"), ("scalar", "9")):
             found = place.payload(param, step, format=format, dtype=dtype)
@@ -193,8 +191,9 @@ class PlaceContract:
         with pytest.raises(GradtapError) as found:
             getattr(place, name)(*words, **options)
         assert problem_of(found.value).exit_code == problem_of(expected.value).exit_code
-        assert "did_you_mean" not in expected.value.facts or found.value.facts["did_you_mean"] == (
-            expected.value.facts["did_you_mean"]
+        assert (
+            "did_you_mean" not in expected.value.facts
+            or found.value.facts["did_you_mean"] == (expected.value.facts["did_you_mean"])
         )
         assert str(found.value)
 

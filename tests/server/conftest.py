@@ -15,7 +15,8 @@ from tests.support.synthetic import Job
 from tests.support.wounds import flip_body, spot
 
 
-@pytest.fixture(scope="session")
+# Not for the session: the live run is written by threads of this process, and other tests look for such threads.
+@pytest.fixture(scope="package")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a live, a closed, an unclosed, a damaged, an empty, a newer and a torn run, and two twins."""
     root = tmp_path_factory.mktemp("zoo") / "all runs"
@@ -40,7 +41,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     live.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(zoo: Path) -> Iterator[Server]:
     """A server of the zoo, as it is by default."""
     with serving(zoo) as running:

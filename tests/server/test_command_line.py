@@ -97,7 +97,10 @@ def test_a_limit_is_seven_with_a_slice_that_fits(zoo: Path, capsys: pytest.Captu
         code, out, err = ends(capsys, ["grad", running.url, "-r", "closed", "1", "embed.weight", "--json"])
         assert (code, out) == (7, "")
         fitting = json.loads(err)["suggested_slice"]
-        assert ends(capsys, ["grad", running.url, "-r", "closed", "1", "embed.weight", "--json", "--slice", fitting])[0] == 0
+        assert (
+            ends(capsys, ["grad", running.url, "-r", "closed", "1", "embed.weight", "--json", "--slice", fitting])[0]
+            == 0
+        )
         assert ends(capsys, words)[0] == 7
 
 

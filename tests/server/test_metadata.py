@@ -130,9 +130,15 @@ def test_what_is_not_there(server: Server, path: str, status: int, kind: str) ->
 
 
 def test_a_step_names_its_attempt(server: Server) -> None:
-    """A step without attempt says under which address this very attempt is; that is the same, and may be kept."""
+    """A step without attempt says under which address this very attempt is; that is the same, and may be kept.
+
+    By the run's id: under its name, whatever else is asked, nothing is kept.
+    """
     answer = server.get(f"{RUN}/steps/last?match=mlp")
-    assert answer.headers["content-location"] == f"{RUN}/steps/5?attempt=1&match=mlp"
+    lasting = f"/api/v1/runs/{answer.json()['run']}/steps/5?attempt=1&match=mlp"
+    assert answer.headers["content-location"] == lasting
+    named = server.get(f"{RUN}/steps/5?attempt=1&match=mlp").headers
+    assert (named["content-location"], named["cache-control"]) == (lasting, "no-cache")
     assert answer.headers["cache-control"] == "no-cache"
     again = server.get(answer.headers["content-location"])
     assert again.json() == {key: value for key, value in answer.json().items() if key != "attempts"}
@@ -149,16 +155,16 @@ def test_a_kept_attempt_is_told_from_a_newer_one(tmp_path: Path) -> None:
         Job(run=tmp_path / "mine.gradtap", world=1, seed=2).steps([1]).close()
         after = server.get(path, headers={"If-None-Match": before.headers["etag"]})
         assert after.status_code == 200
-        assert after.headers["content-location"] == f"{path}?attempt=2"
+        assert after.headers["content-location"] == f"/api/v1/runs/{kept['run']}/steps/1?attempt=2"
         assert (after.json()["attempts"], after.json()["parameters"] == before.json()["parameters"]) == (2, False)
         assert server.json(f"{path}?attempt=1") == kept
 
 
 def test_an_unsettled_attempt_is_not_kept(server: Server) -> None:
     """The newest step of a live run may still learn its outcome: no cache may keep it unasked."""
-    body = server.json("/api/v1/runs/live/steps/last?attempt=1")
-    control = server.get("/api/v1/runs/live/steps/last?attempt=1").headers["cache-control"]
-    assert (control == "no-cache") == (not body["settled"])
+    run = server.json("/api/v1/runs/live")
+    newest = server.get(f"/api/v1/runs/{run['run']}/steps/{run['steps']['last']}?attempt=1")
+    assert (newest.headers["cache-control"] == "no-cache") == (not newest.json()["settled"])
 
 
 @pytest.mark.parametrize("path", ["/api/v1", "/api/v1/runs", RUN, f"{RUN}/params", f"{RUN}/steps", f"{RUN}/steps/1"])

@@ -98,7 +98,9 @@ def test_unknown_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_far_verb_gets_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     """A word like no verb is answered with all of them."""
     assert main(["qqqq"]) == 2
-    assert "demo, info, ls, steps, show, grad, norms, hist, verify, watch, serve, get, doctor" in capsys.readouterr().err
+    assert (
+        "demo, info, ls, steps, show, grad, norms, hist, verify, watch, serve, get, doctor" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("words", [["ls"], ["ls", "x", "--nonsense"], ["show", "x", "1"], ["ls", "x", "--step"]])

@@ -44,9 +44,7 @@ def test_the_name_of_the_file_is_the_format(recorded: Job, tmp_path: Path, capsy
     assert "wrote" in capsys.readouterr().err
 
 
-def test_stderr_says_what_the_bytes_do_not(
-    recorded: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stderr_says_what_the_bytes_do_not(recorded: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Flags, a factor, a capture that is not whole, values that were rounded: each is told."""
     store = str(recorded.run)
     assert main(["grad", store, "last", "mlp.bias", "-o", str(tmp_path / "a.npy"), "--dtype", "f2"]) == 0
@@ -55,7 +53,7 @@ def test_stderr_says_what_the_bytes_do_not(
     assert "factor 0.25: stored value x factor = the gradient as defined; not applied" in err
     assert "29 of 29 values do not fit f2" in err
     assert main(["grad", store, "4", "embed.weight", "-o", str(tmp_path / "b.npy")]) == 4
-    assert "--partial" in capsys.readouterr().err
+    assert "no complete capture" in capsys.readouterr().err
     assert main(["grad", store, "4", "mlp.weight", "--partial", "-o", str(tmp_path / "b.npy")]) == 0
     assert "not complete: what is missing is NaN" in capsys.readouterr().err
     assert np.isnan(np.load(tmp_path / "b.npy")).any()
@@ -163,9 +161,9 @@ def test_a_reader_that_leaves_ends_it(store: Path) -> None:
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout and child.stderr
     child.stdout.close()
-    assert child.stderr.read() == b"gradtap: flags: untouched\ngradtap: factor 0.25: " + (
-        b"stored value x factor = the gradient as defined; not applied here\n"
-    )
+    assert child.stderr.read().splitlines() == [
+        b"gradtap: factor 0.25: stored value x factor = the gradient as defined; not applied here"
+    ]
     child.stderr.close()
     assert child.wait(60) == 141
 

@@ -77,7 +77,11 @@ def test_hist_counts_anew(recorded: Job, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["--scale", "lienar"], "did you mean linear"), (["--bins", "9"], "linear"), (["--scale", "linear", "--bins", "0"], "0")],
+    [
+        (["--scale", "lienar"], "did you mean linear"),
+        (["--bins", "9"], "linear"),
+        (["--scale", "linear", "--bins", "0"], "0"),
+    ],
 )
 def test_hist_refuses(recorded: Job, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     """A misspelt scale, or bins that it does not have, is a usage error that says what there is."""

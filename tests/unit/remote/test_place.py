@@ -122,9 +122,7 @@ def server(long: Path) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("longest", [2048, 10])
-def test_a_stack_too_long_for_headers_is_whole(
-    server: Server, longest: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stack_too_long_for_headers_is_whole(server: Server, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps, attempts and factors that a header has no room for are asked for in parts; nothing is made up."""
     whole = gradtap_server.arrays._listed
 
