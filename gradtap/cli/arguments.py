@@ -38,5 +38,5 @@ Pattern = Annotated[
 ]  # fmt: skip
 Slice = Annotated[str, typer.Option(help="Part of it in NumPy's grammar, such as `0:10,::2`.")]
 Attempt = Annotated[
-    int | None, typer.Option(help="Which capture of a step that was recorded again; the last if not given.")
+    int | None, typer.Option(min=1, help="Which capture of a step that was recorded again; the last if not given.")
 ]

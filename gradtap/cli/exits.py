@@ -20,6 +20,7 @@ from typing import Any
 
 import typer
 
+from gradtap.cli.output import visible
 from gradtap.errors import NO_FACTS, PROBLEMS, GradtapError, Problem, UsageError, problem_of
 from gradtap.query.answer import plain
 
@@ -113,7 +114,7 @@ def _closed(error: OSError) -> int:
 def _say(text: str) -> None:
     # Where stderr is lost too, the exit code alone has to do.
     with contextlib.suppress(OSError, AttributeError, ValueError):
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(visible(text) + "\n")
 
 
 def _report(problem: Problem, detail: str, arguments: Sequence[str], facts: Mapping[str, Any] = NO_FACTS) -> int:

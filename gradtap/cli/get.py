@@ -43,6 +43,7 @@ def get(
     headers: Annotated[bool, typer.Option("--headers", help="Print the headers too, on stderr.")] = False,
     output: Output = "",
     force: Force = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A problem, where there is one, as the API has it.")] = False,
 ) -> None:
     """Make one request to the HTTP API and print the answer.
 

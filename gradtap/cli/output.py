@@ -10,6 +10,7 @@ import io
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ Csv = Annotated[bool, typer.Option("--csv", help="Comma-separated values with a 
 
 GAP = "  "
 """Between two columns of a listing."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 PIPE_WIDTH = 200
 """Columns where there is no terminal: a row of a table stays one line for grep."""
@@ -84,7 +87,12 @@ def draw(pictures: Sequence[RenderableType]) -> None:
 
 def say(text: str) -> None:
     """One line on stderr, beside the data."""
-    sys.stderr.write(f"gradtap: {text}\n")
+    sys.stderr.write(f"gradtap: {visible(text)}\n")
+
+
+def visible(text: str) -> str:
+    """The text with control characters escaped: a name, or what a server says, must not steer a terminal."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def write(text: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
 from gradtap.cli.extras import needing
+from gradtap.cli.output import to_json, write
 from gradtap.errors import UsageError, near_names, nearest
 
 LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
@@ -30,6 +33,7 @@ def serve(
         str, typer.Option(metavar="NAMES", help="Names, with commas between, that clients may call it by; * for any.")
     ] = "",
     log_level: Annotated[str, typer.Option(help="critical, error, warning, info, debug or trace.")] = "warning",
+    as_json: Annotated[bool, typer.Option("--json", help="Say that it is ready by one JSON object on stdout.")] = False,
 ) -> None:
     """Serve runs over HTTP until Ctrl-C: JSON, arrays, metrics, API docs.
 
@@ -58,4 +62,10 @@ def serve(
         settings=settings,
         root_path=root_path or None,
         log_level=log_level,
+        on_ready=_ready if as_json else None,
     )
+
+
+def _ready(url: str) -> None:
+    write(to_json({"schema": "gradtap.serve/1", "url": url, "pid": os.getpid()}) + "\n")
+    sys.stdout.flush()

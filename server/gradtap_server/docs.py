@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.resources
 from pathlib import Path
+from urllib.parse import quote
 
-from fastapi import Response
+from fastapi import Request, Response
 from starlette.responses import FileResponse, HTMLResponse
 
 from gradtap.errors import MissingExtraError, NotFoundError
@@ -47,6 +48,13 @@ FILES = {
 
 POLICY = {"Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'"}
 """Swagger UI's style sheet holds its icons in itself."""
+
+
+@router.get("/")
+async def get_root(request: Request) -> Response:
+    """Whoever opens the service in a browser is shown what there is."""
+    root = quote(request.scope.get("root_path", ""))
+    return Response(status_code=307, headers={"Location": f"{root}/docs", "Cache-Control": "no-store"})
 
 
 @router.get("/docs")

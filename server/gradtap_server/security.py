@@ -18,8 +18,9 @@ from gradtap.read.catalog import Catalog
 from gradtap_server.problems import error_response
 from gradtap_server.settings import ServerSettings
 
-OPEN = ("/healthz", "/readyz", "/openapi.json", "/docs", "/docs/", "/problems/")
-"""What needs no token: it tells nothing of any run. A name that ends in "/" is that of all below it."""
+OPEN = ("/", "/healthz", "/readyz", "/openapi.json", "/docs")
+OPEN_BELOW = ("/docs/", "/problems/")
+"""What needs no token, itself and with all below it: it tells nothing of any run."""
 
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -140,4 +141,4 @@ def _mount(scope: Scope, root: str) -> None:
 
 def _is_open(scope: Scope) -> bool:
     path = scope["path"].removeprefix(scope.get("root_path", ""))
-    return any(path == name or (name.endswith("/") and path.startswith(name)) for name in OPEN)
+    return path in OPEN or path.startswith(OPEN_BELOW)

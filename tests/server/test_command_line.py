@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from gradtap.cli.app import main
+from gradtap.cli.news import following
+from gradtap.cli.places import asking
 from tests.server.serving import Server, serving
+from tests.support.synthetic import Job
 
 STATES = ("live", "closed", "unclosed", "damaged", "empty", "newer", "torn")
 CODES: dict[str, dict[str, int]] = {
@@ -170,6 +173,24 @@ def test_get_needs_no_token_for_a_folder(
     monkeypatch.setenv("GRADTAP_SERVER_TOKEN", "sesame")
     assert ends(capsys, ["get", str(zoo), "runs"])[0] == 0
     assert ends(capsys, ["get", str(zoo / "absent"), "runs"])[0] == 3
+
+
+def test_a_server_is_watched_by_looking_again(tmp_path: Path) -> None:
+    """Steps that come while the server runs are news there too, and the end of the run is."""
+    job = Job(run=tmp_path / "r.gradtap", world=1, kind="whole").steps([1])
+    job.wait_published(1)
+
+    def sleep(_: float) -> None:
+        if not job_ended:
+            job_ended.append(True)
+            job.step(2)
+            job.close()
+
+    job_ended: list[bool] = []
+    with serving(tmp_path) as running, asking(running.url) as place:
+        news = list(following(place, 1, last=9, sleep=sleep))
+    assert [row["step"] for each in news for row in each.rows] == [1, 2]
+    assert [each.state for each in news][-1] == "closed"
 
 
 def test_doctor_looks_at_a_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,4 +166,5 @@ def test_a_proxy_s_path_is_in_every_address(zoo: Path) -> None:
         assert server.json(row["url"], headers=right)["run"] == row["run"]
         assert server.get("/grad%20ients/docs").status_code == 200
         step = server.get("/grad%20ients/api/v1/runs/closed/steps/last", headers=right)
-        assert step.headers["content-location"] == "/grad%20ients/api/v1/runs/closed/steps/5?attempt=1"
+        assert step.headers["content-location"] == f"/grad%20ients/api/v1/runs/{row['run']}/steps/5?attempt=1"
+        assert server.get("/grad%20ients/").headers["location"] == "/grad%20ients/docs"

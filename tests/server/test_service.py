@@ -92,6 +92,12 @@ def test_two_apps_count_apart(zoo: Path, server: Server) -> None:
         assert ("gradtap_server_requests_total", "GET", "/healthz", "200") not in counters(other)
 
 
+def test_the_root_leads_to_the_docs(server: Server) -> None:
+    """Whoever opens the bare address in a browser lands on the description, under any path of a proxy too."""
+    answer = server.get("/")
+    assert (answer.status_code, answer.headers["location"]) == (307, "/docs")
+
+
 def test_docs_need_no_other_machine(server: Server) -> None:
     """The page and what it loads name no other machine, and have no script within the page."""
     page = server.get("/docs").text

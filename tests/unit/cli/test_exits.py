@@ -46,6 +46,12 @@ def test_an_error_under_json_is_a_problem_object(capsys: pytest.CaptureFixture[s
         assert body["type"] == f"/problems/{problem.slug}"
 
 
+def test_an_error_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Control characters in a message, which may be a server's, are shown and not obeyed."""
+    assert guarded(raising(GradtapError("a\x1b[2J\x07b\nc\x9bd")), []) == 1
+    assert capsys.readouterr().err == "gradtap: a\\x1b[2J\\x07b\nc\\x9bd\n"
+
+
 def test_interrupt_is_130() -> None:
     """Ctrl-C ends with 128 + SIGINT."""
     assert guarded(raising(KeyboardInterrupt()), []) == 130

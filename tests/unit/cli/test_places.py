@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -111,7 +115,14 @@ def test_serve_passes_its_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert main(["serve", "a", "b", *words, "--hosts", "x,y", "--insecure-no-auth", "--log-level", "info"]) == 0
     made = seen[0]
     settings = made.pop("settings")
-    assert made == {"stores": ["a", "b"], "host": "0.0.0.0", "port": 0, "root_path": "/g", "log_level": "info"}
+    assert made == {
+        "stores": ["a", "b"],
+        "host": "0.0.0.0",
+        "port": 0,
+        "root_path": "/g",
+        "log_level": "info",
+        "on_ready": None,
+    }
     assert (settings.token, settings.chunks, settings.host_names) == ("sesame", 7, {"x", "y"})  # type: ignore[attr-defined]
     assert settings.insecure_no_auth is True  # type: ignore[attr-defined]
 
@@ -131,6 +142,24 @@ def test_serve_refuses(words: list[str], code: int, said: str, capsys: pytest.Ca
     assert said in capsys.readouterr().err
 
 
+def test_serve_says_where_it_is(store: Path) -> None:
+    """With --json the address of a free port is an object on stdout; Ctrl-C ends it in order."""
+    command = [sys.executable, "-m", "gradtap", "serve", str(store), "--port", "0", "--json"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout and child.stderr
+    try:
+        url = json.loads(child.stdout.readline())["url"]
+        assert main(["info", url, "--json"]) == 0
+        child.send_signal(signal.SIGINT)
+        assert child.wait(20) == 0
+        assert child.stderr.read() == ""
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        child.stderr.close()
+
+
 @pytest.mark.parametrize("words", [["serve", "{}"], ["get", "{}", "runs"]])
 def test_without_the_server_extra_it_is_eight(
     words: list[str], store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -146,8 +175,6 @@ def test_without_the_server_extra_it_is_eight(
             if name.split(".")[0] == "gradtap_server":
                 raise ModuleNotFoundError("No module named 'fastapi'", name="fastapi")
 
-    import sys
-
     for name in [name for name in sys.modules if name.split(".")[0] == "gradtap_server"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
@@ -162,8 +189,6 @@ def test_without_the_server_extra_it_is_eight(
 
 def test_usage_errors_carry_their_facts(capsys: pytest.CaptureFixture[str]) -> None:
     """A misspelt verb under --json has the near names for a program too."""
-    import json
-
     assert main(["stesp", "--json"]) == 2
     assert json.loads(capsys.readouterr().err)["did_you_mean"][0] == "steps"
     assert issubclass(UsageError, ValueError)
