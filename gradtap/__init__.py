@@ -74,11 +74,14 @@ __all__ = [
     "open",
 ]
 
+# Modules of users' own trainers, loaded on first use as the two halves are.
+_WAYS = ("hf", "lightning")
+
 
 def __getattr__(name: str) -> Any:
     if name == "attach":
         try:
-            from gradtap.tap import attach
+            from gradtap.entry import attach
         except ModuleNotFoundError as error:
             if error.name not in ("torch", "accelerate", "deepspeed"):
                 raise
@@ -91,6 +94,17 @@ def __getattr__(name: str) -> Any:
         from gradtap.read import open
 
         return open
+    if name in _WAYS:
+        import importlib
+
+        try:
+            return importlib.import_module(f"gradtap.{name}")
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] == "gradtap":
+                raise
+            raise MissingExtraError(
+                f"gradtap.{name} needs {error.name}, which is not installed: pip install 'gradtap[{name}]'"
+            ) from error
     raise AttributeError(f"module 'gradtap' has no attribute {name!r}")
 
 

@@ -57,7 +57,8 @@ def attach(
 ) -> Tap:
     """Record the full gradients that the optimizer of `target` is about to use. Call it on every rank.
 
-    target: an `Accelerator` after `prepare`, a DeepSpeed engine, or `(model, optimizer)`.
+    target: an `Accelerator` after `prepare`, a DeepSpeed engine, or `(model, optimizer)`. `gradtap.attach` also takes
+        an HF Trainer or a Lightning Trainer, before it trains; what it gives then records while the trainer trains.
     store: folder of the run, shared by all ranks; made if absent. A run of the same model gets a new session.
     select: parameters to capture: a glob, a list of globs (`!` excludes), or a function over (name, shape).
     every: steps to capture: `n` (steps divisible by n), a list of steps, `"first 100, then every 50"`, or

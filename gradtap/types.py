@@ -16,7 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 ParamStatus = Literal["captured", "frozen", "unoptimized"]
-OwnershipKind = Literal["whole", "replicated", "rows", "flat", "cuts"]
+OwnershipKind = Literal["whole", "replicated", "rows", "flat", "cuts", "boxes"]
+Box = tuple[tuple[int, int], ...]
+"""An n-d block of a parameter: start and stop along each axis."""
+
 StepState = Literal["unknown", "applied", "skipped-overflow"]
 
 
@@ -57,11 +60,13 @@ class Ownership:
     - "rows": dim 0 in equal blocks of `ceil(d0 / len(ranks))` rows (torch.chunk); trailing ranks may be empty.
     - "flat": equal flat ranges of `ceil(numel / len(ranks))` elements; trailing ranks may be empty.
     - "cuts": `ranks[i]` holds elements `bounds[i]` to `bounds[i + 1]`; `bounds[0] == 0`, `bounds[-1] == numel`.
+    - "boxes": `ranks[i]` holds the n-d block `boxes[i]`; on each axis all blocks start at multiples of one extent.
     """
 
     kind: OwnershipKind
     ranks: tuple[int, ...]
     bounds: tuple[int, ...] = ()
+    boxes: tuple[Box, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +233,8 @@ class GradSlice(np.lib.mixins.NDArrayOperatorsMixin):
     """One gradient, a slice of it, or a stack over steps, with what is known about it.
 
     Behaves as its `values` in NumPy expressions; `numpy.asarray(g)` and `torch.from_dlpack(g)` take no copy.
-    `values` is float32 (float64 for a float64 gradient); `dtype_captured` is the engine's own dtype.
+    `values` is float32 (float64 for a float64 gradient); `dtype_captured` is the engine's own dtype. `consumed` is None
+    for values as they are stored; else what these were multiplied with, step by step, to be as the optimizer consumed.
     """
 
     values: NDArray[Any]
@@ -239,6 +245,7 @@ class GradSlice(np.lib.mixins.NDArrayOperatorsMixin):
     complete: bool
     flags: tuple[str, ...]
     factor: tuple[float, ...]
+    consumed: tuple[float, ...] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -258,6 +265,7 @@ class GradSlice(np.lib.mixins.NDArrayOperatorsMixin):
     def __repr__(self) -> str:
         shown = ", ".join(map(str, self.steps[:3])) + (", ..." if len(self.steps) > 3 else "")
         notes = [f"captured as {self.dtype_captured}", *self.flags, *([] if self.complete else ["not complete"])]
+        notes += [] if self.consumed is None else ["as consumed"]
         return f"<gradient of {self.name} at step {shown}: {', '.join(notes)}>\n{self.values!r}"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:

@@ -70,7 +70,7 @@ def test_importing_gradtap_is_light() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["ls", "--help"], ["grad", "-h"], ["serve", "-h"], ["--version"], ["verfy"]]
+    "words", [["--help"], ["ls", "--help"], ["grad", "-h"], ["serve", "-h"], ["run", "-h"], ["--version"], ["verfy"]]
 )
 def test_help_is_light(words: list[str]) -> None:
     """Help, version and a misspelt verb load none of the heavy packages."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 import os
@@ -11,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -31,6 +33,7 @@ from gradtap.errors import PROBLEMS
 from gradtap.flags import FLAG_NAMES
 from gradtap.plan.rules import parse_rule
 from gradtap_server.settings import ServerSettings
+from tests.support.hf_training import make_model
 from tests.support.synthetic import Job
 
 ROOT = Path(__file__).parent.parent
@@ -213,8 +216,56 @@ def test_tokens_of_the_readme_are_asked_for(place: Path) -> None:
 def test_every_verb_is_in_the_readme() -> None:
     """The command line has no verb that the README does not show, and the README none that there is not."""
     verbs = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-    shown = {c.split()[1] for name in ("look", "serve") for c in lines(name)} | {"demo"}
+    shown = {c.split()[1] for name in ("look", "serve", "run") for c in lines(name)} | {"demo"}
     assert verbs and verbs == shown and "gradtap demo" in README
+
+
+def test_the_line_that_records_an_unedited_script_does(tmp_path: Path) -> None:
+    """With a script of the name that it says, which knows nothing of gradtap."""
+    script = (
+        "import accelerate, torch\naccelerator = accelerate.Accelerator(cpu=True)\nmodel = torch.nn.Linear(2, 1)\n"
+        "model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "for _ in range(2):\n    accelerator.backward(model(torch.ones(1, 2)).sum())\n    optimizer.step()\n"
+    )
+    (tmp_path / "train.py").write_text(script)
+    (command,) = lines("run")
+    done = ran(command, tmp_path, PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    assert done.returncode == 0, done.stderr
+    assert list(gradtap.open(tmp_path / "runs/train.gradtap").steps) == [1, 2]
+
+
+def test_the_examples_of_the_trainers_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HF Trainer and Lightning, as the README writes them."""
+    import pytorch_lightning
+    import transformers
+
+    monkeypatch.chdir(tmp_path)
+    args = transformers.TrainingArguments(
+        output_dir="out", use_cpu=True, max_steps=2, report_to=[], disable_tqdm=True, dataloader_pin_memory=False
+    )
+    dataset = [{"input_ids": torch.tensor([1, 2, 3]), "labels": torch.tensor([1, 2, 3])}] * 16
+    names: dict[str, Any] = {"model": make_model(), "args": args, "dataset": dataset, "Trainer": transformers.Trainer}
+    exec(example(README, "hf"), names)
+    assert list(gradtap.open("runs/hf.gradtap").steps) == [1, 2]
+
+    class Module(pytorch_lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def training_step(self, rows: torch.Tensor) -> torch.Tensor:
+            return self.layer(rows).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = functools.partial(pytorch_lightning.Trainer, accelerator="cpu", enable_model_summary=False, **quiet)
+    loader = torch.utils.data.DataLoader(torch.ones(3, 2))  # type: ignore[arg-type,var-annotated]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="pytorch_lightning")
+        exec(example(README, "lightning"), {"Trainer": trainer, "module": Module(), "loader": loader})
+    assert list(gradtap.open("runs/lightning.gradtap").steps) == [1, 2, 3]
 
 
 def test_every_setting_of_the_service_is_in_the_readme() -> None:

@@ -27,20 +27,25 @@ def model_and_optimizer(accelerator: Any) -> tuple[nn.Module, Any]:
 
     Raises `AttachError` before `prepare`, `UnsupportedError` for what is not recorded yet.
     """
+    check_kind(accelerator)
+    return _only(accelerator._models, "model"), _only(accelerator._optimizers, "optimizer")
+
+
+def check_kind(accelerator: Any) -> None:
+    """Raises `UnsupportedError` for a mode of Accelerate, without DeepSpeed, whose gradient is not recorded yet."""
     kind = _kind(accelerator)
-    if kind in ("FSDP", "MEGATRON_LM", "XLA", "TP"):
+    if kind in ("MEGATRON_LM", "XLA", "TP"):
         raise UnsupportedError(
-            f"Accelerate's {kind} is not supported; supported through Accelerate are plain torch, DDP, and DeepSpeed "
-            "ZeRO stage 1 and 2: choose one of these in `accelerate config`"
+            f"Accelerate's {kind} is not supported; supported through Accelerate are plain torch, DDP, FSDP, and "
+            "DeepSpeed ZeRO: choose one of these in `accelerate config`"
         )
     if getattr(accelerator, "scaler", None) is not None:
         raise UnsupportedError(
-            "Accelerate's fp16 with a gradient scaler is not supported on plain torch or DDP; supported is fp16 "
-            "through DeepSpeed ZeRO stage 1 and 2: use mixed_precision='bf16' or 'no' here"
+            "Accelerate's fp16 with a gradient scaler is not supported on plain torch, DDP or FSDP; supported is fp16 "
+            "through DeepSpeed ZeRO: use mixed_precision='bf16' or 'no' here"
         )
     if getattr(accelerator, "has_lomo_optimizer", False):
         raise UnsupportedError("LOMO updates parameters during backward, so no gradient is left to record: use another")
-    return _only(accelerator._models, "model"), _only(accelerator._optimizers, "optimizer")
 
 
 def wraps_in_ddp(accelerator: Any) -> bool:

@@ -28,6 +28,10 @@ class ClipWatch:
         self._calls = 0
         self._whole = False
 
+    def concerns(self, params: Sequence[Any]) -> bool:
+        """Whether a call on `params` changes a stored gradient."""
+        return any(id(param) in self._params for param in params)
+
     def begin(self, params: Sequence[Any], limit: float, norm_type: float) -> None:
         """A call by norm, before it changes anything."""
         self._calls += 1
@@ -37,6 +41,9 @@ class ClipWatch:
 
     def end(self, norm: Any) -> None:
         """The norm that the call returned (a tensor, kept as it is)."""
+        if hasattr(norm, "placements"):
+            # Of DTensors torch returns a norm that may be in parts, which only a collective would put together.
+            norm = norm.detach()._local_tensor if all(each.is_replicate() for each in norm.placements) else None
         self._norm = norm.detach() if hasattr(norm, "detach") else norm
 
     def by_value(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,9 +11,19 @@ from torch import nn
 
 from gradtap.capture import accelerate
 from gradtap.capture.source import GradSource
+from gradtap.capture.trainers import ThroughTrainer, TrainerTarget
 from gradtap.errors import AttachError, UnsupportedError
 
 _ALLOWED = "an Accelerator after prepare, a DeepSpeed engine, or a pair (model, optimizer)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedPair:
+    """One model and one optimizer among several that an Accelerator has prepared."""
+
+    accelerator: Any
+    model: nn.Module
+    optimizer: Any
 
 
 def find_source(target: Any) -> GradSource:
@@ -21,6 +32,10 @@ def find_source(target: Any) -> GradSource:
     Raises `AttachError` for a target of another kind, before `prepare`, attached to already, or with nothing to train;
     `UnsupportedError` for an engine, optimizer or mode whose gradient cannot be had.
     """
+    if isinstance(target, TrainerTarget):
+        return ThroughTrainer(find_source(target.target), target)
+    if isinstance(target, PreparedPair):
+        return _of_prepared_pair(target)
     if _is_a(target, "accelerate.accelerator", "Accelerator"):
         return _of_accelerator(target)
     if _is_a(target, "deepspeed.runtime.engine", "DeepSpeedEngine"):
@@ -38,6 +53,13 @@ def _of_accelerator(accelerator: Any) -> GradSource:
 
     model, optimizer = accelerate.model_and_optimizer(accelerator)
     return TorchSource(model, accelerate.innermost(optimizer), accelerator=accelerator)
+
+
+def _of_prepared_pair(pair: PreparedPair) -> GradSource:
+    from gradtap.capture.torch_optimizer import TorchSource
+
+    accelerate.check_kind(pair.accelerator)
+    return TorchSource(pair.model, accelerate.innermost(pair.optimizer), accelerator=pair.accelerator)
 
 
 def _of_engine(engine: Any, accelerator: Any = None) -> GradSource:

@@ -39,7 +39,7 @@ class NamedParam:
 def named_params(model: nn.Module) -> tuple[NamedParam, ...]:
     """Every distinct parameter of `model`, in the order of `model.named_parameters()`."""
     found: dict[int, tuple[nn.Parameter, list[str]]] = {}
-    for name, param in _walk(model, "", ()):
+    for name, param in _walk(model):
         found.setdefault(id(param), (param, []))[1].append(name)
     return tuple(
         NamedParam(name=names[0], aliases=tuple(dict.fromkeys(names[1:])), param=param)
@@ -57,16 +57,26 @@ def wrapped_attribute(module: nn.Module) -> str | None:
     return None
 
 
-def _walk(module: nn.Module, prefix: str, above: tuple[int, ...]) -> Iterator[tuple[str, nn.Parameter]]:
-    for name, param in module._parameters.items():
-        if param is not None:
-            yield prefix + name, param
+def walk_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module with the prefix of its parameters' names, in model order; one that is used twice comes twice."""
+    return _modules(model, "", ())
+
+
+def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    for prefix, module in walk_modules(model):
+        for name, param in module._parameters.items():
+            if param is not None:
+                yield prefix + name, param
+
+
+def _modules(module: nn.Module, prefix: str, above: tuple[int, ...]) -> Iterator[tuple[str, nn.Module]]:
+    yield prefix, module
     skip = wrapped_attribute(module)
     for name, child in module._modules.items():
         if child is None or id(child) in above:
             continue
         inner = prefix if name == skip else f"{prefix}{name}."
-        yield from _walk(child, inner, (*above, id(module)))
+        yield from _modules(child, inner, (*above, id(module)))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

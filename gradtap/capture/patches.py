@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import weakref
 from collections.abc import Callable
@@ -43,6 +44,8 @@ class PatchSet:
         original = getattr(owner, name)
         replacement = make(original)
 
+        # Accelerate looks at signatures to see what it may pass on.
+        @functools.wraps(original)
         def guarded(*args: Any, **kwargs: Any) -> Any:
             return (replacement if self.active else original)(*args, **kwargs)
 

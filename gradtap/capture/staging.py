@@ -8,6 +8,7 @@ them: the copy then waits for slabs to come back.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -124,7 +125,10 @@ class Staging:
 
     def _cover(self, run: Run, held: Sequence[LocalGrad]) -> list[tuple[int, int, Any]]:
         sources, at = [], run.start
-        for grad in held:
+        # A block that cuts rows gives a piece for each row: not all of them are looked through for each run.
+        for grad in held[max(0, bisect_left(held, at, key=lambda grad: grad.start) - 1) :]:
+            if grad.start >= run.stop:
+                break
             first, last = max(at, grad.start), min(run.stop, grad.stop)
             if first == at and first < last:
                 values = None if grad.tensor is None else grad.tensor[first - grad.start : last - grad.start]

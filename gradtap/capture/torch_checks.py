@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -14,12 +13,8 @@ from gradtap.capture.names import NamedParam, dtype_name
 from gradtap.capture.zero_checks import check_sparse
 from gradtap.errors import AttachError, UnsupportedError
 
-SUPPORTED = "supported with a torch optimizer are plain torch in one process and DistributedDataParallel"
+SUPPORTED = "supported with a torch optimizer are plain torch in one process, DistributedDataParallel, FSDP1 and FSDP2"
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
-_SHARDED = (
-    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "FSDP1"),
-    ("torch.distributed.fsdp", "FSDPModule", "FSDP2 (fully_shard)"),
-)
 
 
 def check_model(model: nn.Module, named: tuple[NamedParam, ...], *, replicated: bool) -> None:
@@ -27,13 +22,8 @@ def check_model(model: nn.Module, named: tuple[NamedParam, ...], *, replicated: 
 
     `replicated` says that every rank holds the same mean gradient, as under DDP.
     """
-    for module in model.modules():
-        for home, class_name, words in _SHARDED:
-            cls = getattr(sys.modules.get(home), class_name, None)
-            if isinstance(cls, type) and isinstance(module, cls):
-                raise UnsupportedError(f"{words} is not supported; {SUPPORTED}, and DeepSpeed ZeRO stage 1 and 2")
     for entry in named:
-        _check_param(entry)
+        check_param(entry)
     check_sparse(model)
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and not replicated:
         raise UnsupportedError(
@@ -59,12 +49,11 @@ def ddp_of(model: nn.Module) -> DistributedDataParallel | None:
     return inner if isinstance(inner, DistributedDataParallel) else None
 
 
-def _check_param(entry: NamedParam) -> None:
+def check_param(entry: NamedParam) -> None:
+    """Raises `AttachError` or `UnsupportedError` for a parameter without shape, or whose gradient cannot be had."""
     param: Any = entry.param
     if nn.parameter.is_lazy(param):
         raise AttachError(f"parameter {entry.name} has no shape yet; run one forward pass before attach")
-    if hasattr(param, "placements"):
-        raise UnsupportedError(f"parameter {entry.name} is a DTensor, which is not supported; {SUPPORTED}")
     if hasattr(param, "_in_backward_optimizers"):
         raise UnsupportedError(
             f"parameter {entry.name} has an optimizer that runs inside backward, so no gradient is left to record at "

@@ -1,14 +1,15 @@
-"""Plain torch and DDP: reads `param.grad` when the innermost torch optimizer is about to step, before clipping.
+"""Any torch optimizer: the gradients when it is about to step, before clipping. What a rank holds is in `holdings`.
 
-Clipping through Accelerate is intercepted. Clipping that escapes is seen by the gradient's version counter, unscaling
-by a GradScaler of the loop's own by who calls the step; both are labelled. What is refused is in `torch_checks`.
+Clipping through Accelerate or FSDP1's own method is intercepted. Clipping that escapes is seen by the gradient's
+version counter, unscaling by a GradScaler of the loop's own by who calls the step; both are labelled. With a closure
+the gradient is that of its first evaluation within the step. What is refused is in `torch_checks`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,16 +20,18 @@ from gradtap.capture.accelerate import wraps_in_ddp
 from gradtap.capture.amp import stepped_by_scaler
 from gradtap.capture.changes import ChangeWatch, learning_rates
 from gradtap.capture.clipping import ClipWatch
+from gradtap.capture.dtensors import DTensorHolding, is_sharded
 from gradtap.capture.first_window import FirstWindow
-from gradtap.capture.names import NamedParam, dtype_name, named_params
+from gradtap.capture.holdings import FSDP1, Holding, WholeHolding, is_a
+from gradtap.capture.names import named_params
 from gradtap.capture.patches import PatchSet, check_free, claim, release
 from gradtap.capture.scale import split_scale
 from gradtap.capture.source import BoundaryListener
 from gradtap.capture.torch_checks import check_model, check_optimizer, ddp_of
 from gradtap.capture.touched import TouchTracker
 from gradtap.capture.versions import GradVersions
-from gradtap.errors import AttachError, UnsupportedError
-from gradtap.types import EngineFacts, LocalGrad, Ownership, ParamSpec, StepFacts, StepOutcome, StepState
+from gradtap.errors import AttachError
+from gradtap.types import EngineFacts, LocalGrad, StepFacts, StepOutcome, StepState
 
 
 class TorchSource:
@@ -38,32 +41,26 @@ class TorchSource:
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, accelerator: Any = None) -> None:
-        self._named = named_params(model)
-        ddp = ddp_of(model)
-        # Accelerate keeps the model that it was given, and hands DDP's wrapper to the loop only.
-        replicated = ddp is not None or (accelerator is not None and wraps_in_ddp(accelerator))
-        check_model(model, self._named, replicated=replicated)
         check_optimizer(optimizer)
         check_free(optimizer)
-        self._optimizer, self._accelerator = optimizer, accelerator
+        self._optimizer, self._accelerator, self._model = optimizer, accelerator, model
         optimized = {id(param) for group in optimizer.param_groups for param in group["params"]}
-        self.params = tuple(_spec(named, optimized) for named in self._named)
+        self._holding = _holding(model, optimized, accelerator)
+        self._named = self._holding.named
+        self.params, self.ownership = self._holding.params, self._holding.ownership
         self._check_shared(optimized)
-        self._ranks = _ranks(ddp, replicated)
-        self.ownership = tuple(
-            Ownership(kind="replicated", ranks=self._ranks) if spec.stored else None for spec in self.params
-        )
         self._stored = tuple(index for index, spec in enumerate(self.params) if spec.stored)
-        self.facts = self._describe(replicated)
+        self.facts = self._describe()
         self._patches = PatchSet()
         self._tracker = TouchTracker([named.param for named in self._named])
-        self._versions = GradVersions([self._named[index].param for index in self._stored])
+        held = list({id(self._named[index].param): self._named[index].param for index in self._stored}.values())
+        self._versions = GradVersions(held)
         self._changes = ChangeWatch(self._named, self.params, lambda: self._optimizer.param_groups)
-        self._clip = ClipWatch([self._named[index].param for index in self._stored])
+        self._clip = ClipWatch(held)
         self._ended_clip = self._clip.facts()
         self._listener: BoundaryListener | None = None
         self._depth = 0
-        self._captured = self._begun = self._in_closure = self._unscaled = False
+        self._captured = self._begun = self._in_closure = self._unscaled = self._clipping = False
         self._made: int | None = None
         self._counted = 0
         self._first_window = FirstWindow()
@@ -77,9 +74,12 @@ class TorchSource:
         self._first_window.attached(any(self._named[index].param.grad is not None for index in self._stored))
         self._tracker.on_begin = self._backward_begins
         self._tracker.on_end = self._versions.record
-        self._tracker.install(self._patches)
+        self._holding.watch(self._patches, self._tracker)
         self._patches.hook(self._optimizer.register_step_pre_hook(self._pre_step))
         self._patches.hook(self._optimizer.register_step_post_hook(self._post_step))
+        self._patches.wrap(self._optimizer, "zero_grad", self._make_zero_grad)
+        for module, params in self._holding.clippers():
+            self._patches.wrap(module, "clip_grad_norm_", self._make_own_clip(params))
         if self._accelerator is not None:
             self._patches.wrap(self._accelerator, "backward", self._make_backward)
             self._patches.wrap(self._accelerator, "clip_grad_norm_", self._make_clip_norm)
@@ -101,29 +101,8 @@ class TorchSource:
         return None if made is None else made + 1
 
     def gradients(self) -> list[LocalGrad]:
-        """A whole row-major view of each stored parameter's gradient; None where there is no gradient."""
-        found, lost = [], 0
-        for index in self._stored:
-            grad = self._named[index].param.grad
-            if grad is not None and grad.layout != torch.strided:
-                raise UnsupportedError(
-                    f"the gradient of {self.params[index].name} is sparse; only dense gradients are supported"
-                )
-            lost += grad is None and bool(self._tracker.touched[index] >= 0)
-            if grad is not None and grad.shape != self.params[index].shape:
-                raise UnsupportedError(
-                    f"the gradient of {self.params[index].name} has shape {tuple(grad.shape)}; at attach it was "
-                    f"{self.params[index].shape}: close the recorder and attach again"
-                )
-            # A gradient in another memory layout (channels_last) is copied to row-major order here.
-            values = None if grad is None else grad.detach().reshape(-1)
-            found.append(LocalGrad(param=index, start=0, stop=self.params[index].numel, tensor=values))
-        if lost and all(grad.tensor is None for grad in found):
-            raise UnsupportedError(
-                f"backward reached {lost} parameters, but none has a gradient at the optimizer's step: an optimizer "
-                "inside backward, or a zero_grad between backward and step, took them"
-            )
-        return found
+        """The pieces of this rank of each stored parameter's gradient; a tensor of None where there is no gradient."""
+        return self._holding.gradients(self._tracker.touched.tolist())
 
     def step_facts(self, step: int) -> StepFacts:
         """Facts of the step under way. `touched`, and the flag UNTOUCHED with it, are this rank's view.
@@ -163,6 +142,14 @@ class TorchSource:
             clip_coef=math.nan if coefficient is None else coefficient(),
         )
 
+    def boundary(self) -> None:
+        """The loop says that the window's gradients are final, where neither step nor clip tells in time: Lightning."""
+        self._boundary()
+
+    def clipped(self, params: Sequence[Any], limit: float, clip: Callable[[], Any]) -> Any:
+        """Let `clip` (by L2 norm; returns it) clip `params`, and keep what it does: for a trainer that clips itself."""
+        return self._clipped(params, limit, 2.0, clip)
+
     def _boundary(self) -> None:
         if self._captured or self._listener is None:
             return
@@ -195,6 +182,9 @@ class TorchSource:
         if self._captured:
             # Clipped, captured, and then never stepped: an update that the loop skipped. It counts as a step.
             self._end("unknown")
+        elif not self._holding.replaces_grads and self._versions.dropped():
+            # The model was zeroed, as where another model's loss had reached it: that is not of this window.
+            self._drop()
 
     def _pre_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         # A subclass whose step calls its parent's comes here twice for one step, and twice to `_post_step`.
@@ -235,27 +225,62 @@ class TorchSource:
 
         return backward
 
+    def _make_zero_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def zero_grad(*args: Any, **kwargs: Any) -> Any:
+            if not self._captured:
+                self._drop()
+            return original(*args, **kwargs)
+
+        return zero_grad
+
+    def _drop(self) -> None:
+        """The gradients are gone before a step took them: the window begins anew."""
+        self._first_window.ended()
+        self._tracker.restart()
+        self._versions.reset()
+
     def _make_clip_norm(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
             held = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            self._clip.begin(held, float(max_norm), float(norm_type))
-            self._before_clip()
-            norm = original(held, max_norm, norm_type=norm_type)
-            self._clip.end(norm)
-            return norm
+            return self._clipped(held, max_norm, norm_type, lambda: original(held, max_norm, norm_type=norm_type))
 
         return clip_grad_norm_
 
-    def _make_clip_value(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def clip_grad_value_(*args: Any, **kwargs: Any) -> Any:
-            self._clip.by_value()
+    def _make_own_clip(self, params: Sequence[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def clip_grad_norm_(max_norm: float, norm_type: float = 2.0) -> Any:
+                return self._clipped(params, max_norm, norm_type, lambda: original(max_norm, norm_type))
+
+            return clip_grad_norm_
+
+        return make
+
+    def _clipped(self, held: Sequence[Any], limit: float, norm_type: float, clip: Callable[[], Any]) -> Any:
+        if self._clipping or not self._clip.concerns(held):
+            # Accelerate clips FSDP1 by the model's own method: one call. Or another model of the loop is clipped.
+            return clip()
+        self._clipping = True
+        try:
+            self._clip.begin(held, float(limit), float(norm_type))
             self._before_clip()
-            return original(*args, **kwargs)
+            norm = clip()
+            self._clip.end(norm)
+        finally:
+            self._clipping = False
+        return norm
+
+    def _make_clip_value(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def clip_grad_value_(parameters: Any, clip_value: float) -> Any:
+            held = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            if self._clip.concerns(held):
+                self._clip.by_value()
+                self._before_clip()
+            return original(held, clip_value)
 
         return clip_grad_value_
 
     def _before_clip(self) -> None:
-        if self._accelerator.sync_gradients:
+        if self._accelerator is None or self._accelerator.sync_gradients:
             self._boundary()
         else:
             # Clipped in the middle of a window: the sum that follows holds a clipped part.
@@ -286,10 +311,10 @@ class TorchSource:
             )
         raise AttachError("no parameter of the model is trained by the optimizer: there is no gradient to record")
 
-    def _describe(self, replicated: bool) -> EngineFacts:
+    def _describe(self) -> EngineFacts:
         many = dist.is_available() and dist.is_initialized()
         return EngineFacts(
-            name="ddp" if replicated else "torch",
+            name=self._holding.engine,
             rank=dist.get_rank() if many else 0,
             world=dist.get_world_size() if many else 1,
             groups=len(self._optimizer.param_groups),
@@ -297,20 +322,24 @@ class TorchSource:
                 "through": "native" if self._accelerator is None else "accelerate",
                 "optimizer": type(self._optimizer).__name__,
                 "gradient_accumulation_steps": self._loop_accumulation(),
+                **self._holding.settings,
             },
         )
 
 
-def _spec(named: NamedParam, optimized: set[int]) -> ParamSpec:
-    param = named.param
-    trained = id(param) in optimized
-    return ParamSpec(
-        name=named.name,
-        shape=tuple(param.shape),
-        dtype=dtype_name(param.dtype),
-        status="frozen" if not param.requires_grad else "captured" if trained else "unoptimized",
-        aliases=named.aliases,
-    )
+def _holding(model: torch.nn.Module, optimized: set[int], accelerator: Any) -> Holding:
+    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    if any(is_a(module, FSDP1) for module in model.modules()):
+        from gradtap.capture.fsdp1 import Fsdp1Holding
+
+        return Fsdp1Holding(model, optimized, rank)
+    if is_sharded(model):
+        return DTensorHolding(model, optimized, rank)
+    named, ddp = named_params(model), ddp_of(model)
+    # Accelerate keeps the model that it was given, and hands DDP's wrapper to the loop only.
+    replicated = ddp is not None or (accelerator is not None and wraps_in_ddp(accelerator))
+    check_model(model, named, replicated=replicated)
+    return WholeHolding(named, optimized, _ranks(ddp, replicated), "ddp" if replicated else "torch")
 
 
 def _ranks(ddp: Any, replicated: bool) -> tuple[int, ...]:

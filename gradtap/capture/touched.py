@@ -68,6 +68,16 @@ class TouchTracker:
         self.micro_seen = self.announced = 0
         self._ended.clear()
 
+    def restart(self) -> None:
+        """The window begins anew, in the middle of a backward or not: what was marked before it does not count."""
+        self.touched = np.full(len(self._params), -1, dtype=np.int32)
+        self.micro_seen = self.announced = 0
+        self._ended.clear()
+
+    def marker(self, index: int) -> Callable[[Any], None]:
+        """What an engine's own hook calls, within backward, when the gradient of parameter `index` has been reached."""
+        return self._hook(index)
+
     def _hook(self, index: int) -> Callable[[Any], None]:
         def touch(_: Any) -> None:
             if self._depth == 0:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from gradtap.cli import demo, doctor, get, grad, hist, info, ls, norms, serve, show, steps, verify, watch
+from gradtap.cli import audit, demo, doctor, get, grad, hist, info, ls, norms, run, serve, show, steps, verify, watch
 from gradtap.cli.exits import escaping_streams, guarded
 from gradtap.errors import UsageError, near_names, nearest
 from gradtap.version import __version__
@@ -40,10 +40,10 @@ app = typer.Typer(
     help="Record every full gradient of a sharded training run, and read it back while training runs.",
     epilog=(
         "STORE is the folder of a run, a folder of runs (with --run NAME), or a server's address. "
-        "Exit codes: 0 done; 1 a check did not hold, or another error of gradtap; 2 usage; 3 no readable run, or a "
-        "newer format; 4 run, step or parameter not found; 5 damage; 6 authentication or permission; 7 limit exceeded "
-        "or time-out; 8 an extra is not installed; 9 locked; 10 capture failed; 130 interrupted; 141 output closed or "
-        "full."
+        "Exit codes: 0 done; 1 a check or the audit found something, or another error of gradtap; 2 usage; 3 no "
+        "readable run, or a newer format; 4 run, step or parameter not found; 5 damage; 6 authentication or "
+        "permission; 7 limit exceeded or time-out; 8 an extra is not installed; 9 locked; 10 capture failed; 130 "
+        "interrupted; 141 output closed or full."
     ),
 )
 
@@ -65,10 +65,12 @@ def _global(
 
 VERBS = (
     *(demo.demo, info.info, ls.ls, steps.steps, show.show, grad.grad, norms.norms, hist.hist),
-    *(verify.verify, watch.watch, serve.serve, get.get, doctor.doctor),
+    *(audit.audit, verify.verify, watch.watch, serve.serve, get.get, doctor.doctor),
 )
 for _verb in VERBS:
     app.command()(_verb)
+# What follows the command's own name is the command's.
+app.command(context_settings={"allow_interspersed_args": False})(run.run)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -37,6 +37,9 @@ Pattern = Annotated[
     ),
 ]  # fmt: skip
 Slice = Annotated[str, typer.Option(help="Part of it in NumPy's grammar, such as `0:10,::2`.")]
+AsConsumed = Annotated[
+    bool, typer.Option("--as-consumed", help="As the optimizer consumed it: clipped, and divided by the scale it used.")
+]
 Attempt = Annotated[
     int | None, typer.Option(min=1, help="Which capture of a step that was recorded again; the last if not given.")
 ]

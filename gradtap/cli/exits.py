@@ -118,7 +118,9 @@ def _say(text: str) -> None:
 
 
 def _report(problem: Problem, detail: str, arguments: Sequence[str], facts: Mapping[str, Any] = NO_FACTS) -> int:
-    if "--json" in arguments or "--jsonl" in arguments:
+    # What follows -- is another program's.
+    own = set(itertools.takewhile(lambda word: word != "--", arguments))
+    if own & {"--json", "--jsonl"}:
         body = {
             **plain(facts),
             "schema": "gradtap.problem/1",

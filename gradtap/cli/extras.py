@@ -22,6 +22,8 @@ EXTRAS = {
     "deepspeed": Extra(
         packages=("accelerate", "deepspeed", "torch"), gives="gradtap.attach on DeepSpeed ZeRO, `gradtap demo`"
     ),
+    "hf": Extra(packages=("accelerate", "torch", "transformers"), gives="gradtap.hf for the HF Trainer"),
+    "lightning": Extra(packages=("accelerate", "pytorch-lightning", "torch"), gives="gradtap.lightning for Lightning"),
     "server": Extra(
         packages=("fastapi", "fastapi-offline", "orjson", "prometheus-client", "starlette", "uvicorn"),
         gives="`gradtap serve`, and `gradtap get` on a folder",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradtap.cli.arguments import Attempt, Param, RunName, Slice, Store
+from gradtap.cli.arguments import AsConsumed, Attempt, Param, RunName, Slice, Store
 from gradtap.cli.completion import steps_of
 from gradtap.cli.files import Force, Output, check_output, put
 from gradtap.cli.output import console, say, shape_text, size
@@ -55,6 +55,7 @@ def grad(
     partial: Annotated[
         bool, typer.Option("--partial", help="Take a capture that is not complete; what is missing is NaN.")
     ] = False,
+    as_consumed: AsConsumed = False,
     output: Output = "",
     force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
@@ -69,7 +70,15 @@ def grad(
     check_output(output, force=force, binary=binary, instead=", or look at it with --format json or `gradtap show`")
     with asking(store, run) as place, _progress() as progress:
         payload = place.payload(
-            param, step, slice=slice, attempt=attempt, partial=partial, format=named, dtype=dtype, progress=progress
+            param,
+            step,
+            slice=slice,
+            attempt=attempt,
+            partial=partial,
+            as_consumed=as_consumed,
+            format=named,
+            dtype=dtype,
+            progress=progress,
         )
     _tell(payload, dtype)
     put([*payload.parts, *([b"\n"] if named == "json" else [])], output, force=force)
@@ -104,6 +113,10 @@ def _tell(payload: Payload, dtype: str) -> None:
     if odd:
         shown = ", ".join(f"{factor:g}" for factor in sorted(odd)[:3]) + (", ..." if len(odd) > 3 else "")
         say(f"factor {shown}: stored value x factor = the gradient as defined; not applied here")
+    if head.consumed is not None:
+        some = sorted(set(head.consumed))
+        listed = ", ".join(f"{value:g}" for value in some[:3]) + (", ..." if len(some) > 3 else "")
+        say(f"as consumed: stored value x {listed}")
     if payload.rounded:
         say(f"rounded: {payload.rounded} of {head.numel} values do not fit {dtype} as they are")
     if payload.dtype == "float32" and (

@@ -18,7 +18,7 @@ from gradtap.version import FORMAT, __version__
 
 PACKAGES = (
     *("numpy", "zarr", "numcodecs", "google-crc32c", "typer", "rich", "httpx2", "ml_dtypes", "safetensors"),
-    *("torch", "accelerate", "deepspeed"),
+    *("torch", "accelerate", "deepspeed", "transformers", "pytorch-lightning"),
     *("fastapi", "fastapi-offline", "starlette", "uvicorn", "orjson", "prometheus-client"),
 )
 """Distributions that decide how gradtap behaves."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradtap.cli.arguments import Attempt, Param, RunName, Slice, Step, Store
+from gradtap.cli.arguments import AsConsumed, Attempt, Param, RunName, Slice, Step, Store
 from gradtap.cli.output import Csv, Json, Jsonl, dumped, emit, facts_grid, form_of, number, say, shape_text
 from gradtap.cli.places import asking
 from gradtap.errors import UsageError
@@ -27,6 +27,7 @@ def show(
     run: RunName = None,
     slice: Slice = "",
     attempt: Attempt = None,
+    as_consumed: AsConsumed = False,
     head: Annotated[int, typer.Option(min=0, help="How many values to print.")] = 8,
     as_json: Json = False,
     as_jsonl: Jsonl = False,
@@ -39,7 +40,7 @@ def show(
     if is_range(step):
         raise UsageError(f"step is {step!r}; `show` takes one step, `gradtap grad` takes a range")
     with asking(store, run) as place:
-        grad = place.grad(param, step, slice=slice, attempt=attempt)
+        grad = place.grad(param, step, slice=slice, attempt=attempt, as_consumed=as_consumed)
         run_id, tags = _tags(place, grad)
         answer = shown(run_id, grad, slice=slice, head=head, tags=tags)
         emit(answer, form, pictures=_pictures(answer.facts) if form == "table" else ())
@@ -67,6 +68,8 @@ def _pictures(facts: Mapping[str, Any]) -> list[Any]:
     }
     if facts["factor"] != 1:
         header["factor"] = f"{facts['factor']} (stored value x factor = the gradient as defined; not applied here)"
+    if "consumed" in facts:
+        header["as consumed"] = f"stored value x {facts['consumed']}"
     if facts["tags"]:
         header["tags"] = ", ".join(f"{name}={dumped(value)}" for name, value in plain(facts["tags"]).items())
     statistics = {

@@ -11,7 +11,7 @@ from gradtap.errors import UsageError
 from gradtap.types import Ownership, ParamSpec
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-_KINDS = ("whole", "replicated", "rows", "flat", "cuts")
+_KINDS = ("whole", "replicated", "rows", "flat", "cuts", "boxes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ def check_ownership(params: Sequence[ParamSpec], ownership: Sequence[Ownership |
 def owned_ranges(spec: ParamSpec, owned: Ownership) -> tuple[OwnedRange, ...]:
     """The parameter's elements by owner, ascending; neighbours of one rank are joined, empty ranges left out.
 
-    For a replicated parameter: all of it, by the first rank.
+    For a replicated parameter: all of it, by the first rank. Boxes are no ranges: see `plan.blocks`.
     """
     found: list[OwnedRange] = []
     bounds = _bounds(spec, owned)
@@ -75,6 +75,8 @@ def _check_one(spec: ParamSpec, owned: Ownership | None, world: int, checked: se
         checked.add((owned.kind, owned.ranks))
     if owned.kind == "cuts":
         _check_cuts(spec, owned)
+    if owned.kind == "boxes":
+        _check_boxes(spec, owned)
 
 
 def _check_ranks(name: str, owned: Ownership, world: int) -> None:
@@ -94,4 +96,17 @@ def _check_cuts(spec: ParamSpec, owned: Ownership) -> None:
         raise UsageError(
             f"bounds of {spec.name!r} are {bounds[:8]} for {len(owned.ranks)} ranks; "
             f"they must rise from 0 to {spec.numel}, one more than ranks"
+        )
+
+
+def _check_boxes(spec: ParamSpec, owned: Ownership) -> None:
+    boxes, shape = owned.boxes, spec.shape
+    inside = len(boxes) == len(owned.ranks) and all(
+        len(box) == len(shape) and all(0 <= a < b <= n for (a, b), n in zip(box, shape, strict=True)) for box in boxes
+    )
+    # That none overlap shows where the planner lays them out.
+    if not inside or sum(math.prod(b - a for a, b in box) for box in boxes) != spec.numel:
+        raise UsageError(
+            f"boxes of {spec.name!r} are {boxes[:4]} for {len(owned.ranks)} ranks; "
+            f"they must cover the shape {shape} once, none of them empty"
         )

@@ -1,4 +1,7 @@
-"""Arrays of parameters whose owner follows from the element: whole, rows, flat, cuts. Replicas are elsewhere."""
+"""Arrays of parameters whose owner follows from the element: whole, rows, flat, cuts. Replicas are elsewhere.
+
+N-d blocks are in `plan.blocks`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 from gradtap.plan.arrays import ArrayMaker
+from gradtap.plan.blocks import block_array
 from gradtap.plan.layout import Grid, shared_grid, sole_grid
 from gradtap.plan.naming import flat_name, piece_name
 from gradtap.plan.ownership import OwnedRange, owned_ranges
@@ -16,6 +20,8 @@ _COLUMNS_PER_OWNER = 4
 
 def owned_arrays(maker: ArrayMaker, spec: ParamSpec, owned: Ownership) -> list[ArrayPlan]:
     """The arrays of one stored parameter: N-d where a grid fits the owners' ranges, else flat, else pieces."""
+    if owned.kind == "boxes":
+        return [block_array(maker, spec, owned)]
     ranges = owned_ranges(spec, owned)
     if len(ranges) == 1:
         grid = sole_grid(spec.shape, maker.itemsize, maker.limits)

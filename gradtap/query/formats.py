@@ -40,7 +40,7 @@ class GradHead:
     """What is known of a gradient before it is read. `run` is the run's id, `shape` and `dtype` those of the answer.
 
     `complete` is None where only reading tells. `stacked`: the first axis is that of `steps`. `slice` is the canonical
-    text of the part of the parameter.
+    text of the part of the parameter. `consumed`: as of `GradSlice`.
     """
 
     run: str
@@ -55,6 +55,7 @@ class GradHead:
     complete: bool | None
     stacked: bool
     slice: str
+    consumed: tuple[float, ...] | None = None
 
     @property
     def numel(self) -> int:
@@ -138,7 +139,7 @@ def facts_of(head: GradHead, *, complete: bool) -> dict[str, Any]:
     one = not head.stacked
     # A factor that nobody knows is no value of the gradient: left NaN, it would be counted as one.
     factor = [known if math.isfinite(known) else None for known in head.factor]
-    return {
+    made: dict[str, Any] = {
         "run": head.run,
         "name": head.name,
         "slice": head.slice,
@@ -149,6 +150,9 @@ def facts_of(head: GradHead, *, complete: bool) -> dict[str, Any]:
         **({"step": head.steps[0], "attempt": head.attempts[0], "factor": factor[0]} if one else {}),
         **({} if one else {"steps": list(head.steps), "attempts": list(head.attempts), "factor": factor}),
     }
+    if head.consumed is not None:
+        made["consumed"] = head.consumed[0] if one else list(head.consumed)
+    return made
 
 
 def json_text(head: GradHead, values: NDArray[Any], *, complete: bool, rounded: int) -> bytes:

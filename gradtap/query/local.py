@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradtap.query.answer import Answer
+from gradtap.query.audit import audit
 from gradtap.query.formats import GradHead, Payload, encode
 from gradtap.query.hist import hist
 from gradtap.query.info import info
@@ -68,11 +69,13 @@ class LocalPlace:
         """See `gradtap.query.hist`."""
         return hist(self.run, param, step, slice=slice, bins=bins, scale=scale, attempt=attempt)
 
-    def request(
-        self, param: str, step: str, *, slice: str = "", attempt: int | None = None, partial: bool = False
-    ) -> GradRequest:
-        """What `grad` would read, without reading a chunk."""
-        return requested(self.run, param, step, slice=slice, attempt=attempt, partial=partial)
+    def audit(self) -> Answer:
+        """See `gradtap.query.audit`."""
+        return audit(self.run)
+
+    def request(self, param: str, step: str, **options: Any) -> GradRequest:
+        """What `grad` would read, without reading a chunk. Options as of `requested`."""
+        return requested(self.run, param, step, **options)
 
     def grad(
         self,
@@ -82,10 +85,12 @@ class LocalPlace:
         slice: str = "",
         attempt: int | None = None,
         partial: bool = False,
+        as_consumed: bool = False,
         progress: Progress | None = None,
     ) -> GradSlice:
         """See `Run.grad`. Raises as it does."""
-        return self.request(param, step, slice=slice, attempt=attempt, partial=partial).read(progress)
+        options = {"slice": slice, "attempt": attempt, "partial": partial, "as_consumed": as_consumed}
+        return self.request(param, step, **options).read(progress)
 
     def payload(
         self,
@@ -95,17 +100,26 @@ class LocalPlace:
         slice: str = "",
         attempt: int | None = None,
         partial: bool = False,
+        as_consumed: bool = False,
         format: str = "npy",
         dtype: str = "stored",
         progress: Progress | None = None,
     ) -> Payload:
         """The same as bytes of a file format. Raises `UsageError` for an unknown format or dtype."""
-        wanted = self.request(param, step, slice=slice, attempt=attempt, partial=partial)
+        options = {"slice": slice, "attempt": attempt, "partial": partial, "as_consumed": as_consumed}
+        wanted = self.request(param, step, **options)
         return encode(wanted.read(progress), head_of(self.run, wanted), format=format, dtype=dtype)
 
 
 def requested(
-    run: Run, param: str, step: str, *, slice: str = "", attempt: int | None = None, partial: bool = False
+    run: Run,
+    param: str,
+    step: str,
+    *,
+    slice: str = "",
+    attempt: int | None = None,
+    partial: bool = False,
+    as_consumed: bool = False,
 ) -> GradRequest:
     """The request that words make: a stack where `step` is a range.
 
@@ -113,6 +127,7 @@ def requested(
     """
     name = param_of(run, param)
     options: dict[str, Any] = {"slice": slice or None, "attempt": attempt, "partial": partial}
+    options |= {"as_consumed": True} if as_consumed else {}
     if is_range(step):
         return run.request(name, steps=range_of(step), **options)
     return run.request(name, step_of(run, step), **options)
@@ -143,4 +158,5 @@ def head_of(run: Run, wanted: GradRequest) -> GradHead:
         complete=None if wanted.partial else True,
         stacked=wanted.stacked,
         slice=str(wanted.where),
+        consumed=wanted.consumed,
     )

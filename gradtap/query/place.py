@@ -37,6 +37,9 @@ class Place(Protocol):
     def norms(self, match: str = "", *, steps: str = "", stat: str = "l2") -> Answer:
         """Parameter x step matrix of a stored statistic: a row for each parameter."""
 
+    def audit(self) -> Answer:
+        """Faults of the training loop that the ledger shows: a row for each finding."""
+
     def hist(
         self,
         param: str,
@@ -50,7 +53,14 @@ class Place(Protocol):
         """The histogram of a gradient: the stored one, or counted anew from the values of a slice."""
 
     def grad(
-        self, param: str, step: str, *, slice: str = "", attempt: int | None = None, partial: bool = False
+        self,
+        param: str,
+        step: str,
+        *,
+        slice: str = "",
+        attempt: int | None = None,
+        partial: bool = False,
+        as_consumed: bool = False,
     ) -> GradSlice:
         """The gradient or a slice of it; stacked over a new leading axis where `step` is a range."""
 
@@ -62,6 +72,7 @@ class Place(Protocol):
         slice: str = "",
         attempt: int | None = None,
         partial: bool = False,
+        as_consumed: bool = False,
         format: str = "npy",
         dtype: str = "stored",
     ) -> Payload:

@@ -39,6 +39,7 @@ def show(run: str, grad: GradSlice, *, slice: str = "", head: int = 8, tags: Map
         "complete": grad.complete,
         "flags": list(grad.flags),
         "factor": grad.factor[0],
+        **({} if grad.consumed is None else {"consumed": grad.consumed[0]}),
         "tags": tags,
         "summary": {name: getattr(summary, name) for name in STATISTICS},
         "values": flat[:head].tolist(),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gradtap.errors import NotFoundError, StepNotFoundError, UsageError, nearest
 from gradtap.flags import names_of
 from gradtap.read.attempts import last_of_each
+from gradtap.read.session import Session
 from gradtap.read.session_ledger import SessionLedger
 from gradtap.read.steps import one_step
 from gradtap.store.ledger_fields import FIELDS_BY_NAME, LEDGER_FIELDS, RECORD_NAMES, STATE_NAMES, LedgerField
@@ -92,6 +93,23 @@ class Ledger(Mapping[str, Array]):
         if not isinstance(name, str):
             raise UsageError(f"a column of the ledger is asked for by its name, not by {name!r}; see ledger.columns")
         return self._column(name, np.arange(len(self._steps)))
+
+    def part(self, name: str, start: int, stop: int) -> Array:
+        """Rows `start` to `stop` of a column, counted as in `steps`: what a walk over a long run takes at a time.
+
+        Raises as `ledger[name]`.
+        """
+        return self._column(name, np.arange(start, min(stop, len(self._steps))))
+
+    @property
+    def sessions_of_rows(self) -> Numbers:
+        """Index of the session whose row each step has, aligned with `steps`."""
+        return self._at.copy()
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """The sessions that these indices are of, oldest first."""
+        return tuple(ledger.session for ledger in self._ledgers)
 
     def row(self, step: int) -> dict[str, Any]:
         """All that is known of one step; `flags` as names. Raises `StepNotFoundError`."""

@@ -15,6 +15,7 @@ from gradtap.errors import IncompleteError
 from gradtap.flags import names_of
 from gradtap.read.assemble import SessionReader, blank
 from gradtap.read.attempts import Place
+from gradtap.read.consumed import consumed_by
 from gradtap.selection import Selection
 from gradtap.types import ChunkPlan, GradSlice, ParamSpec
 
@@ -28,7 +29,8 @@ class GradRequest:
 
     `chunks` counts the stored chunks that the answer needs and `read_bytes` what they hold when decoded.
     `identity` changes whenever the values could: it names the run, the parameter and every capture, and no data.
-    `settled`: what is known of these captures can no longer change either.
+    `settled`: what is known of these captures can no longer change either. `consumed`: what the values are multiplied
+    with at each step to be as the optimizer consumed them; None where they were asked for as they are stored.
     """
 
     param: ParamSpec
@@ -45,6 +47,7 @@ class GradRequest:
     read_bytes: int
     identity: tuple[str, ...]
     settled: bool
+    consumed: tuple[float, ...] | None = None
     _chunks_of: dict[int, list[ChunkPlan]] = field(repr=False)
 
     @property
@@ -88,7 +91,11 @@ class GradRequest:
             place.reader.check(self._chunks_of[id(place.reader)], capture=place.capture, step=place.step)
 
     def read(self, progress: Progress | None = None) -> GradSlice:
-        """The gradient itself. Raises as `check`, and `DamagedError` for bytes that are not what was committed."""
+        """The gradient itself. Raises as `check`, and `DamagedError` for bytes that are not what was committed.
+
+        As consumed, a value is the stored one times the coefficient, which is first rounded to the values' own dtype,
+        in one operation of that dtype, as engines multiply: for float32 within 2 ulp of what the engine computed.
+        """
         values = blank((len(self.places), *self.where.shape), self.dtype.name)
         complete = all(place.complete for place in self.places)
         for i, place in enumerate(self.places):
@@ -101,6 +108,10 @@ class GradRequest:
                 step=place.step,
                 partial=self.partial,
             )
+            if self.consumed is not None and self.consumed[i] != 1:
+                # As engines do, a gradient that is not finite is multiplied without a word.
+                with np.errstate(all="ignore"):
+                    values[i, ...] *= self.dtype.type(self.consumed[i])
             if progress is not None:
                 progress(i + 1, len(self.places))
         return GradSlice(
@@ -112,6 +123,7 @@ class GradRequest:
             complete=complete,
             flags=self.flags,
             factor=self.factor,
+            consumed=self.consumed,
         )
 
 
@@ -124,10 +136,12 @@ def request(
     stacked: bool,
     partial: bool,
     whole: bool,
+    as_consumed: bool = False,
 ) -> GradRequest:
     """The request for a parameter at `places`; `run` is the run's id, `whole` whether all its sessions read.
 
-    Raises `IncompleteError` where a session of them does not record the parameter.
+    Raises `IncompleteError` where a session of them does not record the parameter, and with `as_consumed` where it
+    cannot be told what the optimizer consumed.
     """
     own = [_own(param, place) for place in places]
     doubles = any(spec.dtype == "float64" for spec in own)
@@ -135,6 +149,7 @@ def request(
     chunks_of = {at: r.touched(r.session.by_name[param.name], where) for at, r in touched.items()}
     raw = {at: _raw_bytes(r, chunks_of[at]) for at, r in touched.items()}
     facts = _facts(places, param)
+    consumed = consumed_by(places) if as_consumed else None
     flags = 0
     for _, more in facts:
         flags |= more
@@ -151,7 +166,12 @@ def request(
         factor=tuple(factor for factor, _ in facts),
         chunks=sum(len(chunks_of[id(p.reader)]) for p in places),
         read_bytes=sum(raw[id(p.reader)] for p in places),
-        identity=(run, param.name, *(f"{p.reader.session.nonce}:{p.capture}:{p.step}:{p.attempt}" for p in places)),
+        identity=(
+            *(run, param.name),
+            *(f"{p.reader.session.nonce}:{p.capture}:{p.step}:{p.attempt}" for p in places),
+            *(() if consumed is None else ("as-consumed", *map(repr, consumed))),
+        ),
+        consumed=consumed,
         settled=whole and not partial and all(p.complete for p in places) and _settled(places),
         _chunks_of=chunks_of,
     )

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradtap.errors import (
     DamagedError,
@@ -41,6 +41,10 @@ from gradtap.selection import Selection
 from gradtap.store.paths import SessionPaths
 from gradtap.store.runfile import RUN_NAME, RunFile
 from gradtap.types import GradSlice, ParamSpec, SessionPlan
+
+if TYPE_CHECKING:
+    from gradtap.query.answer import Answer
+    from gradtap.query.audit import Finding
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
@@ -206,6 +210,7 @@ class Run:
         slice: Any = None,
         attempt: int | None = None,
         partial: bool = False,
+        as_consumed: bool = False,
     ) -> GradSlice:
         """The gradient of a parameter at a step, or stacked over `steps` along a new leading axis.
 
@@ -213,14 +218,16 @@ class Run:
         step numbers (`slice(100, 200)`: those recorded from 100 up to 199). `slice`: a part of the parameter, as text
         (`"0:10, :, -1"`) or as a NumPy index; only the chunks that it touches are read. `attempt`: 1 for the first
         capture of a step that was recorded again; the last by default. `partial=True` also serves a capture that not
-        every rank committed, with NaN for what is missing and `complete=False`.
+        every rank committed, with NaN for what is missing and `complete=False`. `as_consumed=True` gives what the
+        optimizer consumed: clipped, and divided by the loss scale that the engine divided by; `consumed` says what the
+        stored values were multiplied with. A step for which that is not known, or that was skipped, is refused.
 
         Values are float32 (float64 for a float64 gradient), as stored: `factor` times them is the gradient as defined.
         Raises `ParamNotFoundError`, `StepNotFoundError`, `IncompleteError`, `SelectionError`, `UsageError`, and
         `DamagedError` for stored bytes that are not what was committed.
         """
-        wanted = self.request(name, step, steps=steps, slice=slice, attempt=attempt, partial=partial)
-        return wanted.read()
+        options: dict[str, Any] = {"attempt": attempt, "partial": partial, "as_consumed": as_consumed}
+        return self.request(name, step, steps=steps, slice=slice, **options).read()
 
     def request(
         self,
@@ -231,6 +238,7 @@ class Run:
         slice: Any = None,
         attempt: int | None = None,
         partial: bool = False,
+        as_consumed: bool = False,
     ) -> GradRequest:
         """What `grad` would read, looked at without reading a chunk: shape, bytes, chunks, flags. Arguments as there.
 
@@ -243,8 +251,21 @@ class Run:
             raise UsageError(f"give either step= or steps=; this run has {span(index.steps)}")
         chosen = (one_step(step),) if step is not None else chosen_steps(steps, index.steps)
         places = [self._place(each, index, attempt=attempt, partial=partial) for each in chosen]
-        whole = not self._damaged
-        return request(self.id, param, where, places, stacked=step is None, partial=partial, whole=whole)
+        options = {"stacked": step is None, "partial": partial, "as_consumed": as_consumed}
+        return request(self.id, param, where, places, whole=not self._damaged, **options)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Faults of the training loop that the ledger shows; see `gradtap.query.audit`. Reads no gradient."""
+        from gradtap.query.audit import findings
+
+        return findings(self)
+
+    def audit(self) -> Answer:
+        """The findings as the command line and the service give them, and which faults could not be looked for."""
+        from gradtap.query.audit import audit
+
+        return audit(self)
 
     def norms(self, match: Select | None = None, steps: Steps | None = None, stat: str = "l2") -> Norms:
         """Parameter x step matrix of a stored statistic; reads summaries only.

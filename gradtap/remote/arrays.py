@@ -24,7 +24,7 @@ class ArrayFacts:
     """What the headers of an array say. `dtype` is that of the elements in the body.
 
     `steps`, `attempts` and `factor` are None where the list was too long for a header; `count` is their number, and
-    `span` the first and last step.
+    `span` the first and last step. `consumed` is None there too, and where `as_consumed` is False.
     """
 
     run: str
@@ -41,11 +41,14 @@ class ArrayFacts:
     steps: tuple[int, ...] | None
     attempts: tuple[int, ...] | None
     factor: tuple[float, ...] | None
+    as_consumed: bool
+    consumed: tuple[float, ...] | None
 
     @property
     def whole(self) -> bool:
         """Whether nothing was left out."""
-        return self.steps is not None and self.attempts is not None and self.factor is not None
+        listed = self.steps is not None and self.attempts is not None and self.factor is not None
+        return listed and (self.consumed is not None or not self.as_consumed)
 
 
 def array_facts(url: str, headers: Mapping[str, str], *, partial: bool) -> ArrayFacts:
@@ -84,6 +87,7 @@ def grad_of(facts: ArrayFacts, values: np.ndarray[Any, np.dtype[Any]]) -> GradSl
         complete=facts.complete,
         flags=facts.flags,
         factor=facts.factor,
+        consumed=facts.consumed,
     )
 
 
@@ -117,6 +121,9 @@ def _facts(headers: Mapping[str, str], partial: bool) -> ArrayFacts:
         steps=steps,
         attempts=_each(headers.get("X-Gradtap-Attempt"), int, count),
         factor=_each(headers.get("X-Gradtap-Factor"), float, count),
+        as_consumed="X-Gradtap-Consumed" in headers,
+        # Empty where the list is too long for a header.
+        consumed=_each(headers.get("X-Gradtap-Consumed") or None, float, count),
     )
 
 

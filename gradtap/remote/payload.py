@@ -31,6 +31,7 @@ def payload_of(facts: ArrayFacts, reply: Reply, *, format: str, dtype: str, slic
         complete=facts.complete,
         stacked=facts.stacked,
         slice=slice,
+        consumed=facts.consumed,
     )
     # The header of safetensors says more than the HTTP headers do; of the others the length is known to the byte.
     wanted = length_of(head, format=format, dtype=dtype) if format in ("raw", "npy") else None

@@ -72,6 +72,10 @@ class RemotePlace:
         answer = asked(self.client, f"{self._path}/norms", query, name="norms", rows_name="parameters")
         return with_nan(answer, "values")
 
+    def audit(self) -> Answer:
+        """See `gradtap.query.audit`."""
+        return asked(self.client, f"{self._path}/audit", {}, name="audit", rows_name="findings")
+
     def hist(
         self,
         param: str,
@@ -95,10 +99,11 @@ class RemotePlace:
         slice: str = "",
         attempt: int | None = None,
         partial: bool = False,
+        as_consumed: bool = False,
         progress: Progress | None = None,
     ) -> GradSlice:
         """See `Run.grad`; `progress` counts bytes. Raises `StoreError` for an answer that is not whole."""
-        query: Query = {"slice": slice, "attempt": attempt, "partial": 1 if partial else None}
+        query = _asking(slice, attempt, partial, as_consumed)
         raw: Query = {**query, "format": "raw", "dtype": "stored"}
         reply = self._values("GET", param, step, raw, progress)
         facts = array_facts(reply.url, reply.headers, partial=partial)
@@ -113,6 +118,7 @@ class RemotePlace:
         slice: str = "",
         attempt: int | None = None,
         partial: bool = False,
+        as_consumed: bool = False,
         format: str = "npy",
         dtype: str = "stored",
         progress: Progress | None = None,
@@ -120,7 +126,7 @@ class RemotePlace:
         """The bytes of a file format as the server made them; `progress` counts them."""
         from gradtap.remote.payload import payload_of
 
-        query: Query = {"slice": slice, "attempt": attempt, "partial": 1 if partial else None}
+        query = _asking(slice, attempt, partial, as_consumed)
         query = {**query, "format": format, "dtype": dtype}
         reply = self._values("GET", param, step, query, progress)
         facts = array_facts(reply.url, reply.headers, partial=partial)
@@ -152,7 +158,10 @@ class RemotePlace:
             parts.append(part)
         attempts = tuple(attempt for part in parts for attempt in part.attempts or ())
         factor = tuple(value for part in parts for value in part.factor or ())
-        return replace(facts, steps=tuple(steps), attempts=attempts, factor=factor)
+        consumed = None
+        if facts.as_consumed:
+            consumed = tuple(value for part in parts for value in part.consumed or ())
+        return replace(facts, steps=tuple(steps), attempts=attempts, factor=factor, consumed=consumed)
 
     def _steps_of(self, facts: ArrayFacts, step: str) -> Sequence[int]:
         if facts.steps is not None:
@@ -199,6 +208,11 @@ def _only_run(client: Client) -> str:
             f"--run, such as --run {names[0]}"
         ).noting(runs=names)
     return names[0]
+
+
+def _asking(slice: str, attempt: int | None, partial: bool, as_consumed: bool) -> Query:
+    flags = {"partial": 1 if partial else None, "as_consumed": 1 if as_consumed else None}
+    return {"slice": slice, "attempt": attempt, **flags}
 
 
 def _part(text: str) -> str:

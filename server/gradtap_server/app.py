@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from gradtap.errors import UsageError
 from gradtap.read.catalog import Catalog
 from gradtap.version import __version__
-from gradtap_server import about, docs, grads, health, hist, norms, params, problem_pages, run, runs, steps
+from gradtap_server import about, audit, docs, grads, health, hist, norms, params, problem_pages, run, runs, steps
 from gradtap_server.metrics import Measured
 from gradtap_server.parameters import PROBLEM_SCHEMA
 from gradtap_server.problems import Caught, install_problems
@@ -22,7 +22,7 @@ from gradtap_server.settings import ServerSettings
 from gradtap_server.state import make_state
 
 # `hist` before `grads`: the name of a parameter may have slashes, so its route takes all that follows.
-OF_RUNS = (about, runs, run, params, steps, hist, grads, norms)
+OF_RUNS = (about, runs, run, params, steps, hist, grads, norms, audit)
 OF_THE_SERVICE = (health, problem_pages, docs)
 
 TAGS = [

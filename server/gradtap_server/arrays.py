@@ -72,12 +72,17 @@ def array_headers(head: GradHead, *, dtype: str, rounded: int | None = None) -> 
 
 def _places(head: GradHead) -> dict[str, str]:
     if not head.stacked:
-        return {"Step": str(head.steps[0]), "Attempt": str(head.attempts[0]), "Factor": repr(head.factor[0])}
+        one = {"Step": str(head.steps[0]), "Attempt": str(head.attempts[0]), "Factor": repr(head.factor[0])}
+        return one | ({} if head.consumed is None else {"Consumed": repr(head.consumed[0])})
     made = {"Count": str(len(head.steps)), "Steps": _listed(head.steps) or f"{head.steps[0]}..{head.steps[-1]}"}
     for name, values in (("Attempt", head.attempts), ("Factor", head.factor)):
         # One value stands for all of a long list where they are equal; a list that is too long is left out.
         text = _listed(values) or (repr(values[0]) if len(set(values)) == 1 else "")
         made |= {name: text} if text else {}
+    if head.consumed is not None:
+        same = repr(head.consumed[0]) if len(set(head.consumed)) == 1 else ""
+        # Empty where it is too long: that the values are multiplied must be said all the same.
+        made["Consumed"] = _listed(head.consumed) or same
     return made
 
 

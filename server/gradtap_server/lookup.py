@@ -47,6 +47,11 @@ class GradQuery(BaseModel):
     partial: bool = Field(
         default=False, description="Take a capture that is not complete; what is missing is NaN.", examples=[1]
     )
+    as_consumed: bool = Field(
+        default=False,
+        description="As the optimizer consumed it: clipped, and divided by the scale that the engine divided by.",
+        examples=[1],
+    )
     download: bool = Field(default=False, description="Have a browser save the answer as a file.", examples=[1])
 
 
@@ -99,6 +104,7 @@ def wanted_of(run: Run, target: Target, query: GradQuery) -> GradRequest:
     """The request of the run that an address makes. Raises as `Run.request`."""
     name = param_of(run, target.param)
     options: dict[str, Any] = {"slice": query.slice or None, "attempt": query.attempt, "partial": query.partial}
+    options["as_consumed"] = query.as_consumed
     if target.step is not None:
         return run.request(name, step_of(run, target.step), **options)
     return run.request(name, steps=range_of(target.steps or ""), **options)
@@ -119,6 +125,7 @@ def _cost(found: Found, dtype: str, where: Selection, count: int) -> Cost:
         steps=whole.steps[:count],
         attempts=whole.attempts[:count],
         factor=whole.factor[:count],
+        consumed=whole.consumed and whole.consumed[:count],
         slice=str(where),
     )
     elements = where.numel * count
@@ -156,5 +163,5 @@ def names_one(target: Target, wanted: GradRequest, run: str) -> bool:
 def _lasting(request: Request, found: Found, query: GradQuery) -> str:
     head = found.head
     more = {"slice": query.slice, "format": found.form, "dtype": query.dtype, "attempt": head.attempts[0]}
-    more["download"] = query.download
+    more |= {"as_consumed": query.as_consumed, "download": query.download}
     return address(request, "runs", head.run, "steps", head.steps[0], "grads", head.name, query=more)

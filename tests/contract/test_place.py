@@ -37,10 +37,12 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> OddJob:
     path = tmp_path_factory.mktemp("place") / "runs" / "odd run.gradtap"
     OddJob(run=path, params=PARAMS, world=2, seed=1).steps(FIRST).kill()
     made = OddJob(run=path, params=PARAMS, world=3, seed=2)
-    made.steps([5, 6, 7])
+    made.step(5)
+    made.step(6, ended={"clip_coef": math.nan})
+    made.step(7)
     made.recorders[0].tags(7, {"loss": 0.5, "phase": "warm"})
     made.step(8, dropped=[1])
-    made.step(9, untouched=["w"], flags=8, factor=0.25)
+    made.step(9, untouched=["w"], flags=8, factor=0.25, ended={"clip_coef": 0.3}, micro_seen=1)
     made.close()
     return made
 
@@ -74,6 +76,7 @@ QUERIES: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     ("norms", (), {}),
     ("norms", ("head",), {"steps": "3:8:2", "stat": "absmax"}),
     ("norms", ("double",), {"stat": "nan"}),
+    ("audit", (), {}),
     ("hist", ("w", "9"), {}),
     ("hist", ("conv", "first"), {"scale": "linear", "bins": 7}),
     ("hist", ("x/hist", "5"), {"slice": "1:4", "attempt": 1}),
@@ -91,6 +94,9 @@ GRADS: list[tuple[str, str, dict[str, Any]]] = [
     ("none", "1", {}),
     ("0", "2", {}),
     ("w", "3", {"slice": "5:5"}),
+    ("w", "9", {"as_consumed": True}),
+    ("double", "7:10:2", {"as_consumed": True, "slice": "1:"}),
+    ("half", "2", {"as_consumed": True}),
     *((name, "7", {}) for name in NAMES),
 ]
 REFUSED: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
@@ -108,6 +114,7 @@ REFUSED: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     ("grad", ("frozen", "1"), {}),
     ("grad", ("w", "1"), {"slice": "99"}),
     ("grad", ("w", "1"), {"slice": "a"}),
+    ("grad", ("w", "6"), {"as_consumed": True}),
     ("params", ("nothing like it",), {}),
     ("params", (), {"step": "8"}),
     ("steps", ("a:b",), {}),
@@ -159,16 +166,16 @@ class PlaceContract:
         assert same_bits(found.values, expected.values)
         assert found.values.flags.writeable
         assert found.values.dtype == expected.values.dtype and found.values.dtype.isnative
-        for fact in ("name", "steps", "attempts", "dtype_captured", "complete", "flags", "factor"):
+        for fact in ("name", "steps", "attempts", "dtype_captured", "complete", "flags", "factor", "consumed"):
             assert getattr(found, fact) == getattr(expected, fact), fact
 
     @pytest.mark.parametrize("dtype", ["stored", "native", "bf16", "f2", "float64"])
     @pytest.mark.parametrize("format", FORMATS)
     def test_files_are_those_of_the_folder(self, place: AnyPlace, local: LocalPlace, format: str, dtype: str) -> None:
         """Every format in every dtype is the same bytes, with the same dtype, count of rounded values and facts."""
-        for param, step in (("half", "5"), ("w", "1:4"), ("scalar", "9")):
-            found = place.payload(param, step, format=format, dtype=dtype)
-            expected = local.payload(param, step, format=format, dtype=dtype)
+        for param, step, consumed in (("half", "5", False), ("w", "1:4", False), ("scalar", "9", True)):
+            found = place.payload(param, step, format=format, dtype=dtype, as_consumed=consumed)
+            expected = local.payload(param, step, format=format, dtype=dtype, as_consumed=consumed)
             assert bytes(found) == bytes(expected)
             assert found.nbytes == expected.nbytes
             assert (found.media_type, found.dtype, found.rounded) == (
@@ -217,6 +224,32 @@ class PlaceContract:
         ):
             assert main([words[0], store, *words[1:], *named, "--json"]) == 0
             assert json.loads(capsys.readouterr().out) == answer.body()
+
+    def test_the_command_line_finds_the_same(
+        self, where: tuple[str, str | None], local: LocalPlace, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """`audit` has the findings, in words and as JSON, and ends with 1."""
+        store, run = where
+        words = ["audit", store, *(["--run", run] if run else [])]
+        assert main([*words, "--json"]) == 1
+        body = json.loads(capsys.readouterr().out)
+        assert body == local.audit().body()
+        assert "ragged-window" in [row["code"] for row in body["findings"]]
+        assert main(words) == 1
+        assert "ragged-window" in capsys.readouterr().out
+
+    def test_as_consumed_on_the_command_line(
+        self, where: tuple[str, str | None], job: OddJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """`grad` and `show` give what the optimizer took, and say the coefficient."""
+        (store, run), file = where, tmp_path / "g.npy"
+        named = ["--as-consumed", *(["--run", run] if run else [])]
+        assert main(["grad", store, "9", "w", "-o", str(file), *named]) == 0
+        with np.errstate(all="ignore"):
+            assert same_bits(np.load(file), job.expected("w", 9) * np.float32(0.3))
+        assert "as consumed: stored value x 0.3" in capsys.readouterr().err
+        assert main(["show", store, "9", "w", "--json", *named]) == 0
+        assert json.loads(capsys.readouterr().out)["consumed"] == 0.3
 
     def test_the_command_line_writes_the_same(
         self, where: tuple[str, str | None], local: LocalPlace, tmp_path: Path

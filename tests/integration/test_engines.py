@@ -303,3 +303,41 @@ def test_three_ranks_with_uneven_cuts(tmp_path: Path) -> None:
     recorded = Recorded(tmp_path, cells, 3)
     for each in cells:
         recorded.check(each["name"])
+
+
+def codes(recorded: Recorded, name: str) -> dict[str, tuple[int, int]]:
+    """Count and first step of each finding in a cell's ledger."""
+    found = gradtap.open(recorded.folder / f"{name}.gradtap").findings
+    return {finding.code: (finding.count, finding.first) for finding in found}
+
+
+def test_the_audit_of_real_ledgers(native: Recorded, plain: Recorded) -> None:
+    """Each fault that the cells provoke is found and nothing else; cells without one, most of all, are silent."""
+    assert codes(plain, "torch-ragged-float32-clip0.05") == {"ragged-window": (STEPS // 2, 2)}
+    assert codes(native, OVERFLOW) == {"skipped-steps": (4, 1)}
+    for stage, dtype in itertools.product((1, 2), TOLERANCE):
+        # Even steps reach the side branch: what they leave on the host is still there at steps 3 and 5.
+        assert codes(native, f"zero{stage}-cpu-{dtype}-acc3-clip0.0") == {"stale-gradient": (2, 3)}
+        assert codes(native, f"zero{stage}-no-{dtype}-acc3-clip0.0") == {}
+    # Late in every window: ZeRO-2 adds to what was there, ZeRO-1 does not.
+    assert codes(native, "zero2-cpu-float32-acc3-clip0.05") == {"stale-gradient": (STEPS - 1, 2)}
+    assert codes(native, "zero1-cpu-float32-acc3-clip0.05") == {}
+    for name in plain.cells:
+        assert "ragged" in name or codes(plain, name) == {}
+
+
+def test_stale_parameters_are_named(native: Recorded) -> None:
+    """The evidence is the parameter that the odd steps do not reach."""
+    (finding,) = gradtap.open(native.folder / "zero2-cpu-float32-acc3-clip0.0.gradtap").findings
+    assert finding.evidence == {"parameters": {"side.weight": {"untouched": 2, "late": 0}}, "total": 1}
+
+
+def test_consumed_of_real_ledgers(native: Recorded) -> None:
+    """Clipping's coefficient is applied; a skipped step is refused, and the last one, whose scale may have grown."""
+    run = gradtap.open(native.folder / "zero2-no-float32-acc1-clip0.05.gradtap")
+    coefficient = run.ledger.row(2)["clip_coef"]
+    assert 0 < coefficient < 1 and run.grad("out.bias", 2, as_consumed=True).consumed == (coefficient,)
+    overflow = gradtap.open(native.folder / f"{OVERFLOW}.gradtap")
+    for step, why in ((1, "skipped the update"), (STEPS, "none that follows")):
+        with pytest.raises(gradtap.IncompleteError, match=why):
+            overflow.grad("out.bias", step, as_consumed=True)

@@ -43,10 +43,6 @@ def run(args: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "zero0": {"engine": "zero0"},
-    "zero0 fp16": {"engine": "zero0", "dtype": "float16"},
-    "zero3": {"engine": "zero3"},
-    "bf16 optimizer": {"engine": "zero1", "dtype": "bfloat16", "fp32_accumulation": True},
     "sum": {"engine": "zero2", "more": {"gradient_allreduce_op": "sum"}},
     "bf16 accumulation of fp32": {"engine": "zero2", "more": {"data_types": {"grad_accum_dtype": "bf16"}}},
     "twice": {"engine": "zero2", "twice": True},
@@ -118,16 +114,7 @@ def _late(rank: int) -> str:
 
 
 def _refusals() -> dict[str, str]:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-
-    cpu = torch.device("cpu")
-    made = {
-        "bare model": lambda: TinyModel(),
-        "fsdp1": lambda: FullyShardedDataParallel(torch.nn.Linear(4, 4), device_id=cpu, use_orig_params=True),
-        "fsdp2": lambda: fully_shard(torch.nn.Linear(4, 4), mesh=init_device_mesh("cpu", (2,))),
-    }
-    return {name: _refused_pair(make()) for name, make in made.items()}
+    return {"bare model": _refused_pair(TinyModel())}
 
 
 def _refused_pair(model: torch.nn.Module) -> str:

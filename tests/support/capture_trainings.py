@@ -80,9 +80,16 @@ class ZeroTraining:
 
     def reference(self, step: int) -> dict[str, torch.Tensor]:
         micros = 1 if step == self.cell.get("ragged") else self.cell.get("accumulation", 1)
-        return tiny_model.reference(
-            self.engine.module, step, micros, dist.get_world_size(), self.cell.get("rule", "always")
-        )
+        rule = self.cell.get("rule", "always")
+        with self._gathered():
+            return tiny_model.reference(self.engine.module, step, micros, dist.get_world_size(), rule)
+
+    def _gathered(self) -> Any:
+        if self.cell["engine"] != "zero3":
+            return contextlib.nullcontext()
+        import deepspeed
+
+        return deepspeed.zero.GatheredParameters(list(self.engine.module.parameters()))
 
     def marks(self) -> dict[str, Any]:
         """Everything on which an attachment could leave a trace."""

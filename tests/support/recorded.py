@@ -6,6 +6,7 @@ whole gradients with collectives, as gradtap never does: DeepSpeed's `safe_get_f
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator
@@ -41,6 +42,15 @@ def micros_of(cell: dict[str, Any], step: int) -> int:
     return int(cell["ragged"]) if "ragged" in cell and step % 2 == 0 else int(cell["accumulation"])
 
 
+def _gathered(cell: dict[str, Any], module: torch.nn.Module) -> Any:
+    """Whole parameters, where the engine has split them over the ranks."""
+    if cell["stage"] != 3:
+        return contextlib.nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(list(module.parameters()))
+
+
 def _rank() -> int:
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
@@ -69,7 +79,7 @@ def _run_cell(deepspeed: Any, cell: dict[str, Any], folder: Path) -> dict[str, A
 def _training(deepspeed: Any, cell: dict[str, Any]) -> Any:
     if cell["through"] == "accelerate":
         return Ragged(deepspeed, cell) if "ragged" in cell else ThroughAccelerate(deepspeed, cell)
-    return NativeZero(deepspeed, cell) if cell["stage"] else BarePair(cell)
+    return NativeZero(deepspeed, cell) if cell["stage"] or cell.get("deepspeed") else BarePair(cell)
 
 
 class BarePair:
@@ -113,7 +123,9 @@ class NativeZero:
             offload=cell["offload"],
             accumulation=cell["accumulation"],
             clip=cell["clip"],
+            fp32_accumulation=cell.get("fp32_accumulation", False),
             zero=cell.get("zero"),
+            **cell.get("more", {}),
         )
         if "scale_power" in cell:
             config["fp16"] |= {"initial_scale_power": cell["scale_power"]}
@@ -126,7 +138,9 @@ class NativeZero:
             tokens = batch(step, micro, _rank())
             loss = self.engine(tokens, side=uses_side(step, micro, self.cell["side"]))
             self.engine.backward(loss)
-            self.engine.step()
+            # An unmanaged engine takes each `step` as a boundary.
+            if self.engine.managed_gradient_accumulation() or micro == self.cell["accumulation"] - 1:
+                self.engine.step()
 
 
 class ThroughAccelerate:
@@ -150,6 +164,7 @@ class ThroughAccelerate:
                 offload=cell["offload"],
                 accumulation=cell["accumulation"],
                 clip=cell["clip"],
+                zero=cell.get("zero"),
             )
 
             class Plugin(DeepSpeedPlugin):
@@ -202,7 +217,13 @@ class Ragged(ThroughAccelerate):
 
     def __init__(self, deepspeed: Any, cell: dict[str, Any]) -> None:
         super().__init__(deepspeed, cell)
-        rows = [batch(step, micro, 0) for step in (1, 2) for micro in range(micros_of(cell, step))]
+        # Accelerate deals batches out to the ranks in turn.
+        rows = [
+            batch(step, micro, rank)
+            for step in (1, 2)
+            for micro in range(micros_of(cell, step))
+            for rank in range(_world())
+        ]
         loader = torch.utils.data.DataLoader(torch.cat(rows), batch_size=len(rows[0]))  # type: ignore[arg-type,var-annotated]
         self.loader = self.accelerator.prepare(loader)
         self.batches = self._endless()
@@ -245,7 +266,8 @@ class Spy:
         module = self.training.module
         # A ragged cell's loader gives the same two windows over and over.
         data = 2 - step % 2 if "ragged" in self.cell else step
-        found = reference(module, data, micros_of(self.cell, step), _world(), self.cell["side"])
+        with _gathered(self.cell, module):
+            found = reference(module, data, micros_of(self.cell, step), _world(), self.cell["side"])
         self.arrays.update({f"reference/{step}/{name}": grad.numpy() for name, grad in found.items()})
 
     def _watch_clip(self, training: Any) -> None:
@@ -279,7 +301,7 @@ class Spy:
     def _around(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._look()
         engine = self.training.engine
-        scale = float(engine.optimizer.loss_scale)
+        scale = float(getattr(engine.optimizer, "loss_scale", 1.0))
         held = [self.arrays[key].astype(np.float64) for key in self.arrays if key.startswith(f"engine/{self.step}/")]
         result = original(*args, **kwargs)
         norm = engine.get_global_grad_norm()
@@ -288,7 +310,7 @@ class Spy:
                 "loss_scale": scale,
                 "norm": math.nan if norm is None else float(norm),
                 "held_norm": math.sqrt(sum(float(np.square(each).sum()) for each in held)),
-                "applied": bool(engine.was_step_applied()) and not engine.optimizer.overflow,
+                "applied": bool(engine.was_step_applied()) and not getattr(engine.optimizer, "overflow", False),
             }
         )
         return result
@@ -298,7 +320,8 @@ class Spy:
         if self.training.engine is not None:
             from deepspeed.utils import safe_get_full_grad
 
-            scale = float(self.training.engine.optimizer.loss_scale)
+            # ZeRO-0 has a loss scale in float16, and never multiplies the loss by it.
+            scale = float(getattr(self.training.engine.optimizer, "loss_scale", 1.0)) if self.cell["stage"] else 1.0
         for name, param in self.training.module.named_parameters():
             if not param.requires_grad:
                 continue

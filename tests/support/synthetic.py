@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,8 @@ class Job:
     codec: str = "exact"
     summary: str = "full"
     groups: int = 2
+    engine: str = "synthetic"
+    engine_settings: Mapping[str, Any] = field(default_factory=dict)
     plan: SessionPlan = field(init=False)
     paths: SessionPaths = field(init=False)
     recorders: list[RankRecorder] = field(init=False)
@@ -117,7 +120,11 @@ class Job:
         self._lock = RunLock.acquire(self.run, nonce, stale_after=60)
         create_run(self.run)
         engine = EngineFacts(
-            name="synthetic", rank=0, world=self.world, groups=self.groups, settings={"kind": self.kind}
+            name=self.engine,
+            rank=0,
+            world=self.world,
+            groups=self.groups,
+            settings={"kind": self.kind, **self.engine_settings},
         )
         self.paths = create_session(
             self.run,
@@ -168,10 +175,12 @@ class Job:
         select: Collection[str] | None = None,
         untouched: Collection[str] | Mapping[int, Collection[str]] = (),
         outcome: bool = True,
+        ended: Mapping[str, Any] = MappingProxyType({}),
         **facts: Any,
     ) -> None:
         """One update on all ranks. `absent` ranks never get there; `select` captures these parameters alone.
 
+        `ended`: fields of the outcome that are not those of an update that was applied and not clipped.
         `untouched`: parameters that no backward reached, or by rank those that its own backward did not reach.
         """
         wanted = None
@@ -191,7 +200,8 @@ class Job:
                     )
             recorder.end(step, dropped=rank in dropped, seconds=0.25, wait_seconds=0.0)
             if outcome:
-                recorder.outcome(step, StepOutcome(state="applied", norm_engine=float("nan"), clip_coef=1.0))
+                plain = {"state": "applied", "norm_engine": float("nan"), "clip_coef": 1.0}
+                recorder.outcome(step, StepOutcome(**(plain | ended)))
 
     def steps(self, steps: Iterable[int], **more: Any) -> Job:
         """Several updates; itself."""

@@ -159,12 +159,12 @@ class TestAccelerator:
         with pytest.raises(UnsupportedError, match="gradient scaler.*use mixed_precision='bf16'"):
             find_source(accelerator)
 
-    def test_fsdp(self, accelerator: Any) -> None:
-        """An Accelerator that runs FSDP is refused by its name."""
+    def test_megatron(self, accelerator: Any) -> None:
+        """An Accelerator that runs Megatron-LM is refused by its name."""
         from accelerate.utils import DistributedType
 
-        accelerator.state.distributed_type = DistributedType.FSDP
-        with pytest.raises(UnsupportedError, match="Accelerate's FSDP is not supported"):
+        accelerator.state.distributed_type = DistributedType.MEGATRON_LM
+        with pytest.raises(UnsupportedError, match="Accelerate's MEGATRON_LM is not supported"):
             find_source(accelerator)
 
     def test_the_innermost_optimizer_is_hooked(self, accelerator: Any) -> None:

@@ -44,7 +44,7 @@ def test_the_plain_fake_is_accepted() -> None:
         (_engine(pipeline_parallelism=True), "pipeline engine"),
         (_engine(is_deepcompile_enabled=lambda: True), "DeepCompile"),
         (_engine(has_moe_layers=True), "MoE layers"),
-        (_engine(DeepSpeedZeroOptimizer(optimizer=Muon())), "Muon under ZeRO stage 1 or 2.*use another optimizer"),
+        (_engine(DeepSpeedZeroOptimizer(optimizer=Muon())), "Muon under DeepSpeed.*use another optimizer"),
         (_engine(DeepSpeedZeroOptimizer(sequence_parallel_size=2)), "sequence parallelism"),
         (_engine(DeepSpeedZeroOptimizer(model_parallel_world_size=2)), "model .tensor. parallelism"),
         (_engine(DeepSpeedZeroOptimizer(torch_autocast_gradscaler=object())), "torch_autocast in float16"),
@@ -52,6 +52,12 @@ def test_the_plain_fake_is_accepted() -> None:
             _engine(DeepSpeedZeroOptimizer(bit16_groups=[[torch.nn.Parameter(torch.ones(2).half())]])),
             "mixes float32 and float16",
         ),
+        (_engine(sparse_gradients_enabled=lambda: True), "sparse_gradients is not"),
+        (_engine(enable_backward_allreduce=False), "does not reduce gradients"),
+        (_engine(mp_world_size=2), "model .tensor. parallelism"),
+        (_engine(torch_autocast_z0_gradscaler=object()), "torch_autocast in float16"),
+        (_engine(type("ZenFlowZeroOptimizerParallel", (), {})()), "ZenFlow is not"),
+        (_engine(type("OnebitAdam", (torch.optim.SGD,), {})([torch.ones(1)])), "OnebitAdam is not supported"),
         (_engine(type("SuperOffloadOptimizer_Stage3", (), {})()), "SuperOffload is not supported"),
         (_engine(type("Novel", (), {})()), "DeepSpeed's optimizer Novel"),
         (_engine(_take_model_step=None), "this DeepSpeed version"),
@@ -61,7 +67,7 @@ def test_a_mode_without_a_true_gradient_is_refused(engine: Any, words: str) -> N
     """Each such mode raises `UnsupportedError` that names it, what is supported, and what to do."""
     with pytest.raises(UnsupportedError, match=words) as raised:
         check_engine(engine)
-    assert "supported with DeepSpeed are ZeRO stage 1 and 2" in str(raised.value)
+    assert "supported with DeepSpeed are ZeRO stages 0 to 3" in str(raised.value)
 
 
 def test_an_engine_without_optimizer_has_nothing_to_record() -> None:

@@ -105,7 +105,8 @@ def test_a_far_verb_gets_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     """A word like no verb is answered with all of them."""
     assert main(["qqqq"]) == 2
     assert (
-        "demo, info, ls, steps, show, grad, norms, hist, verify, watch, serve, get, doctor" in capsys.readouterr().err
+        "demo, info, ls, steps, show, grad, norms, hist, audit, verify, watch, serve, get, doctor"
+        in capsys.readouterr().err
     )
 
 
