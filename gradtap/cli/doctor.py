@@ -16,14 +16,14 @@ from gradtap.query.answer import Answer
 
 def doctor(
     store: Annotated[
-        str, typer.Argument(metavar="[STORE]", help="A folder or server to look at too; a file is written and removed.")
+        str, typer.Argument(metavar="STORE", help="A folder or server to look at too; a file is written and removed.")
     ] = "",
     *,
     as_json: Json = False,
 ) -> None:
-    """Say what this machine, this installation and a store are like: text to paste into a report.
+    """Say what machine, installation and store are like.
 
-    Ends with the exit code of what is wrong with STORE.
+    Text to paste into a report. Ends with the exit code of what is wrong with STORE.
     """
     from gradtap.cli.machine import machine_facts
 

@@ -59,7 +59,10 @@ def grad(
     force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
-    """Write a gradient, a slice or a stack over steps as npy, raw, json or safetensors."""
+    """Write a gradient, a slice, or a stack over steps as a file.
+
+    Formats: npy, raw, json, safetensors. Without -o the bytes go to stdout.
+    """
     from gradtap.query.cast import dtype_named
     from gradtap.query.formats import format_named
 

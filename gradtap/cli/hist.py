@@ -30,7 +30,10 @@ def hist(
     as_jsonl: Jsonl = False,
     as_csv: Csv = False,
 ) -> None:
-    """Show the histogram of a gradient: the stored one, or counted anew from its values."""
+    """Show how the values of one gradient are spread.
+
+    The stored histogram, or one counted anew for --slice and --scale linear.
+    """
     form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=as_csv)
     with asking(store, run) as place:
         answer = place.hist(param, step, slice=slice, bins=bins, scale=scale, attempt=attempt)

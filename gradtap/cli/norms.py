@@ -29,7 +29,10 @@ def norms(
     as_jsonl: Jsonl = False,
     as_csv: Csv = False,
 ) -> None:
-    """Show a statistic of each parameter over the steps, as a heat map or a table."""
+    """Show a statistic of each parameter over the steps.
+
+    A heat map for eyes; --csv has a row for each parameter and a column for each step.
+    """
     form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=as_csv)
     range_of(steps)
     with asking(store, run) as place:

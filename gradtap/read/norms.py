@@ -75,7 +75,7 @@ def _shown(count: int) -> list[int | None]:
 def check_stat(stat: str) -> str:
     """`stat` itself. Raises `UsageError` for one that is not stored as one number a parameter and step."""
     if stat not in STATS:
-        raise UsageError(f"stat is {stat!r}; allowed are {', '.join(STATS)}")
+        raise UsageError(f"stat is {stat!r}; allowed are {', '.join(STATS)}{nearest(stat, STATS)}")
     return stat
 
 

@@ -193,6 +193,21 @@ def test_a_server_is_watched_by_looking_again(tmp_path: Path) -> None:
     assert [each.state for each in news][-1] == "closed"
 
 
+def test_a_session_that_does_not_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before any answer, from either place: its steps are missing in what follows."""
+    path = tmp_path / "half.gradtap"
+    Job(run=path, world=1, kind="whole").steps([1, 2]).kill()
+    Job(run=path, world=1, kind="whole").steps([3]).close()
+    head = path / "sessions" / "0001" / "session.json"
+    head.write_bytes(head.read_bytes()[:-30])
+    with serving(tmp_path) as running:
+        for store in (str(path), running.url):
+            for words in (["ls"], ["show", "1", "mlp.bias"], ["info"]):
+                code, out, err = ends(capsys, [words[0], store, *words[1:]])
+                assert code == 0 and out
+                assert "DAMAGED: session 0001 does not read" in err
+
+
 def test_doctor_looks_at_a_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     """What the server says of itself, and its runs."""
     code, out, _ = ends(capsys, ["doctor", server.url, "--json"])

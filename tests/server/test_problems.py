@@ -86,9 +86,7 @@ def test_other_methods_are_problems(server: Server, method: str) -> None:
     assert shaped(answer)["type"] == "/problems/usage"
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/nope", "/api", "/api/v2", "/api/v1/", "/api/v1/runs/", "/api/v1/runs/closed/x"]
-)
+@pytest.mark.parametrize("path", ["/nope", "/api", "/api/v2", "/api/v1/", "/api/v1/runs/", "/api/v1/runs/closed/x"])
 def test_unknown_addresses_are_problems(server: Server, path: str) -> None:
     """An address that there is nothing at is a problem too, not the framework's own error."""
     answer = server.get(path)

@@ -51,7 +51,8 @@ def test_norms_are_a_heat_map_for_eyes(recorded: Job, capsys: pytest.CaptureFixt
 
 def test_norms_of_no_steps(recorded: Job, capsys: pytest.CaptureFixture[str]) -> None:
     """A misspelt statistic and a range without steps have their exit codes."""
-    assert main(["norms", str(recorded.run), "--stat", "l3"]) == 2
+    assert main(["norms", str(recorded.run), "--stat", "absmx"]) == 2
+    assert "did you mean absmax" in capsys.readouterr().err
     assert main(["norms", str(recorded.run), "--steps", "x"]) == 2
     assert main(["norms", str(recorded.run), "--steps", "90:"]) == 4
     assert main(["norms", str(recorded.run), "mpl.weight"]) == 4

@@ -161,4 +161,4 @@ def test_a_terminal_gets_the_picture(store: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(watch, "console", lambda: screen)
     assert main(["watch", str(store)]) == 0
     text = screen.file.getvalue()  # type: ignore[attr-defined]
-    assert "closed" in text and "step  attempt" in text
+    assert "closed" in text and "step  attempt" in text and "5 steps" in text
