@@ -17,7 +17,7 @@ from gradtap.errors import UsageError
 from gradtap.version import FORMAT, __version__
 
 PACKAGES = (
-    *("numpy", "zarr", "numcodecs", "google-crc32c", "typer", "rich", "httpx2", "ml_dtypes", "safetensors"),
+    *("numpy", "zarr", "numcodecs", "google-crc32c", "typer", "rich", "httpx2", "ml_dtypes"),
     *("torch", "accelerate", "deepspeed"),
     *("fastapi", "fastapi-offline", "starlette", "uvicorn", "orjson", "prometheus-client"),
 )
