@@ -23,7 +23,8 @@ def doctor(
 ) -> None:
     """Say what machine, installation and store are like.
 
-    Text to paste into a report. Ends with the exit code of what is wrong with STORE.
+    Text to paste into a report. Ends with the exit code of what is wrong with STORE, whose gradients it does not read:
+    `gradtap verify --deep` does.
     """
     from gradtap.cli.machine import machine_facts
 
@@ -109,7 +110,7 @@ def _settings(settings: Mapping[str, Any]) -> list[str]:
 
 def _store(store: Mapping[str, Any]) -> list[str]:
     lines = [f"store     {store['store']}"]
-    if store["error"]:
+    if store["error"] and "runs" not in store:
         return [*lines, f"  ERROR: {store['error']}"]
     if "server" in store:
         about = store["server"]

@@ -29,7 +29,7 @@ def watch(
     *,
     run: RunName = None,
     interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
-    steps: Annotated[int | None, typer.Option(min=1, help="End after so many new steps.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after so many new steps.")] = None,
     last: Annotated[
         int | None,
         typer.Option(min=0, help="Steps that are there already to begin with; 10 if not given, many in a live table."),
@@ -50,7 +50,7 @@ def watch(
         _wait(store, run, interval)
     with asking(store, run) as place, _shown(form, place.label) as show:
         state = ""
-        for news in following(place, interval, most=steps, last=_before(form) if last is None else last):
+        for news in following(place, interval, most=count, last=_before(form) if last is None else last):
             show(news)
             state = news.state
     if state not in OPEN:
@@ -70,7 +70,7 @@ def _wait(store: str, run: str | None, interval: float) -> None:
                 return
         except (StoreError, NotFoundError) as error:
             if not said:
-                say(f"waiting: {error}")
+                say(f"waiting for a run at {store}{f' called {run}' if run else ''}")
                 said = True
         time.sleep(interval)
 

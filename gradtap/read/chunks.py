@@ -123,7 +123,7 @@ class ChunkReader:
         return DamagedError(
             f"{self.path(chunk, capture)} (chunk {chunk.entry} of capture {capture}): {what}; parameter {name!r}, step "
             f"{step}, elements {chunk.start} to {chunk.stop}, written by rank {chunk.owner}; nothing was read in its "
-            f"place: run `gradtap verify {self.session.run}` to see all that is damaged"
+            f"place: run `gradtap verify --deep {self.session.run}` to see all that is damaged"
         )
 
     def _body(self, chunk: ChunkPlan, capture: int, step: int, crc: int, *, deep: bool, fresh: bool) -> memoryview:

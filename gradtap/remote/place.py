@@ -58,7 +58,7 @@ class RemotePlace:
 
     def steps(self, within: str = "", *, tags: bool = False) -> Answer:
         """See `gradtap.query.steps`."""
-        query: Query = {"range": within, "tags": 1 if tags else None}
+        query: Query = {"steps": within, "tags": 1 if tags else None}
         return asked(self.client, f"{self._path}/steps", query, name="steps", rows_name="steps", paged=True)
 
     def step(self, step: str, *, attempt: int | None = None, match: str = "") -> Answer:

@@ -120,7 +120,7 @@ def _refuse_open_door(host: str, settings: ServerSettings) -> None:
         return
     raise UsageError(
         f"host is {host!r}: whoever reaches this machine could read every gradient. Set a token "
-        "(GRADTAP_SERVER_TOKEN=$(openssl rand -hex 32)), keep to --host 127.0.0.1, or let everybody in on purpose "
+        "(GRADTAP_SERVER_TOKEN, as the README makes one), keep to --host 127.0.0.1, or let everybody in on purpose "
         "with GRADTAP_SERVER_INSECURE_NO_AUTH=1"
     )
 

@@ -109,7 +109,8 @@ def check_cost(ask: Ask, measure: Measure, limits: Limits) -> Cost:
         return cost
     fitting = suggest(ask, lambda where, steps: breach(measure(where, steps), limits) is None)
     if fitting:
-        cure = "ask for " + " and ".join(f"{name.removeprefix('suggested_')}={text}" for name, text in fitting.items())
+        changed = {name: text for name, text in fitting.items() if text != _text(ask.where)}
+        cure = "ask for " + " and ".join(f"{name.removeprefix('suggested_')}={text}" for name, text in changed.items())
     else:
         cure = "no part of it fits: the server's limits are smaller than the least answer"
     raise LimitError(f"{found}; {cure}").noting(**_facts(found, cost), **fitting)
@@ -130,12 +131,17 @@ def suggest(ask: Ask, fits: Callable[[Selection, int], bool]) -> dict[str, str]:
     """
     if not ask.stacked:
         part = _leading(ask.where, lambda where: fits(where, 1))
-        return {} if part is None else {"suggested_slice": str(part)}
+        return {} if part is None else {"suggested_slice": _text(part)}
     most = _largest(len(ask.steps), lambda steps: fits(ask.where, steps))
     part = ask.where if most else _leading(ask.where, lambda where: fits(where, 1))
     if part is None:
         return {}
-    return {"suggested_slice": str(part), "suggested_steps": first_steps(ask.steps, most or 1, ask.stride)}
+    return {"suggested_slice": _text(part), "suggested_steps": first_steps(ask.steps, most or 1, ask.stride)}
+
+
+def _text(where: Selection) -> str:
+    """A slice without blanks: it can be put into an address as it is."""
+    return str(where).replace(" ", "")
 
 
 def first_steps(steps: Sequence[int], count: int, stride: int | None) -> str:

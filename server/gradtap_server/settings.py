@@ -94,7 +94,7 @@ class ServerSettings:
         if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
             raise UsageError(
                 f"{_variable('token')} is empty or has odd characters; it must be letters, digits and signs, such as "
-                "what `openssl rand -hex 32` prints"
+                "what `python3 -c 'import secrets; print(secrets.token_hex(32))'` prints"
             )
 
     @classmethod

@@ -27,7 +27,7 @@ def list_steps(
     within: Annotated[
         str,
         Query(
-            alias="range", description="Steps from A up to, not including, B, every C-th: `A:B:C`.", examples=["0:9"]
+            alias="steps", description="Steps from A up to, not including, B, every C-th: `A:B:C`.", examples=["0:9"]
         ),
     ] = "",
     tags: Annotated[bool, Query(description="With what the training logged at each step.", examples=[1])] = False,
@@ -35,7 +35,7 @@ def list_steps(
     cursor: Cursor = None,
 ) -> Response:
     """One row for each step that the ledger has, captured or not, ascending."""
-    check_names(request, ("range", "tags", "limit", "cursor"))
+    check_names(request, ("steps", "tags", "limit", "cursor"))
     place, wanted = here.place(run), range_of(within)
     numbers = [step for step in place.run.ledger.steps if holds(wanted, step)]
     found = page(numbers, key=int, of="steps", limit=limit, cursor=cursor, settings=here.settings)

@@ -211,7 +211,7 @@ class PlaceContract:
         for words, answer in (
             (["info"], local.info()),
             (["ls"], local.params()),
-            (["steps", "--range", "2:9"], local.steps("2:9", tags=True)),
+            (["steps", "--steps", "2:9"], local.steps("2:9", tags=True)),
             (["norms", "--stat", "absmax"], local.norms(stat="absmax")),
             (["hist", "9", "w"], local.hist("w", "9")),
         ):

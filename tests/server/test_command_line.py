@@ -126,7 +126,7 @@ def test_verify_is_for_the_files(server: Server, zoo: Path, capsys: pytest.Captu
     assert ends(capsys, ["verify", str(zoo), "-r", "damaged", "--deep"])[0] == 5
 
 
-@pytest.mark.parametrize("words", [["runs"], ["/healthz"], ["runs/closed/steps?range=1:3"], ["runs/closed/norms"]])
+@pytest.mark.parametrize("words", [["runs"], ["/healthz"], ["runs/closed/steps?steps=1:3"], ["runs/closed/norms"]])
 def test_get_prints_what_a_server_answers(
     zoo: Path, server: Server, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -257,3 +259,15 @@ def test_typos_are_answered_with_near_names() -> None:
         made(ODD, "safetensor")
     with pytest.raises(UsageError, match="bfloat16, float32; use stored"):
         made(ODD, "raw", "native", captured="bfloat16, float32")
+
+
+def test_bfloat16_is_known_from_the_first() -> None:
+    """The length of raw bfloat16 is told in a process that has not seen the dtype yet."""
+    script = (
+        "from gradtap.query.formats import GradHead, length_of\n"
+        "head = GradHead(run='', name='w', shape=(3,), dtype='float32', dtype_captured='bfloat16', steps=(1,), "
+        "attempts=(1,), flags=(), factor=(1.0,), complete=True, stacked=False, slice='...')\n"
+        "print([length_of(head, format=f, dtype='native') for f in ('raw', 'npy', 'json')])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[6, 140, None]", done.stderr
