@@ -23,7 +23,10 @@ EXTRAS = {
         packages=("accelerate", "deepspeed", "torch"), gives="gradtap.attach on DeepSpeed ZeRO, `gradtap demo`"
     ),
     "server": Extra(
-        packages=("fastapi", "fastapi-offline", "orjson", "prometheus-client", "starlette", "uvicorn"),
+        packages=(
+            *("anyio", "fastapi", "fastapi-offline", "orjson", "prometheus-client", "pydantic", "starlette"),
+            "uvicorn",
+        ),
         gives="`gradtap serve`, and `gradtap get` on a folder",
     ),
 }

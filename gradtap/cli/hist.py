@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gradtap.cli.arguments import Attempt, Param, RunName, Slice, Step, Store
+from gradtap.cli.completion import words_of
 from gradtap.cli.output import Csv, Json, Jsonl, emit, facts_grid, form_of
 from gradtap.cli.places import asking
 from gradtap.query.answer import Answer
@@ -23,7 +24,11 @@ def hist(
     slice: Slice = "",
     bins: Annotated[int | None, typer.Option(help="Equal bins, for scale linear; 64 if not given.")] = None,
     scale: Annotated[
-        str, typer.Option(help="log2: a bin for each sign and power of two. linear: equal bins.")
+        str,
+        typer.Option(
+            help="log2: a bin for each sign and power of two. linear: equal bins.",
+            autocompletion=words_of("log2", "linear"),
+        ),
     ] = "log2",
     attempt: Attempt = None,
     as_json: Json = False,

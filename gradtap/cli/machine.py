@@ -19,7 +19,7 @@ from gradtap.version import FORMAT, __version__
 PACKAGES = (
     *("numpy", "zarr", "numcodecs", "google-crc32c", "typer", "rich", "httpx2", "ml_dtypes"),
     *("torch", "accelerate", "deepspeed"),
-    *("fastapi", "fastapi-offline", "starlette", "uvicorn", "orjson", "prometheus-client"),
+    *("fastapi", "fastapi-offline", "starlette", "uvicorn", "anyio", "pydantic", "orjson", "prometheus-client"),
 )
 """Distributions that decide how gradtap behaves."""
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradtap.cli.places import AnyPlace
     from gradtap.query.answer import Answer
+    from gradtap.query.place import Place
 
 OPEN = ("live", "empty")
 """States of a run that may grow."""
@@ -27,7 +27,7 @@ class News:
 
 
 def following(
-    place: AnyPlace,
+    place: Place,
     interval: float,
     *,
     most: int | None = None,
@@ -59,7 +59,7 @@ def following(
 class _Look:
     """Knows the newest session, and the last step of it that was seen: a resumed training may begin further back."""
 
-    def __init__(self, place: AnyPlace) -> None:
+    def __init__(self, place: Place) -> None:
         self._place = place
         self._session: str | None = None
         self._from: int | None = None

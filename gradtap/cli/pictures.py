@@ -54,7 +54,7 @@ class Heatmap:
         from rich.text import Text
 
         colour = console.color_system is not None and not console.no_color
-        label = min(max(map(len, self.rows), default=0), max(8, options.max_width // 3))
+        label = _label_width(self.rows, options.max_width)
         room = max(1, options.max_width - label - 1)
         binned = [_joined(row, room) for row in self.values]
         low, high = _log_range(binned)
@@ -166,6 +166,15 @@ def _blend(level: float) -> tuple[int, int, int]:
 
 def _rgb(colour: tuple[int, int, int]) -> str:
     return ",".join(map(str, colour))
+
+
+def _label_width(names: Sequence[str], room: int) -> int:
+    """Columns for the names: a third of the room, more where shortened names would be alike, half at the most."""
+    longest = max(map(len, names), default=0)
+    width = min(longest, max(8, room // 3))
+    while width < min(longest, room // 2) and len({_shortened(name, width) for name in names}) < len(set(names)):
+        width += 1
+    return width
 
 
 def _shortened(name: str, width: int) -> str:

@@ -68,7 +68,7 @@ def _wait(store: str, run: str | None, interval: float) -> None:
         try:
             with asking(store, run):
                 return
-        except (StoreError, NotFoundError) as error:
+        except (StoreError, NotFoundError):
             if not said:
                 say(f"waiting for a run at {store}{f' called {run}' if run else ''}")
                 said = True

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from gradtap.query.answer import Answer
 from gradtap.query.formats import Payload
 from gradtap.types import GradSlice
+
+Progress = Callable[[int, int], None]
 
 
 class Place(Protocol):
@@ -50,9 +53,19 @@ class Place(Protocol):
         """The histogram of a gradient: the stored one, or counted anew from the values of a slice."""
 
     def grad(
-        self, param: str, step: str, *, slice: str = "", attempt: int | None = None, partial: bool = False
+        self,
+        param: str,
+        step: str,
+        *,
+        slice: str = "",
+        attempt: int | None = None,
+        partial: bool = False,
+        progress: Progress | None = None,
     ) -> GradSlice:
-        """The gradient or a slice of it; stacked over a new leading axis where `step` is a range."""
+        """The gradient or a slice of it; stacked over a new leading axis where `step` is a range.
+
+        `progress` is called with what is done and the whole, in a unit of the place's own.
+        """
 
     def payload(
         self,
@@ -64,5 +77,9 @@ class Place(Protocol):
         partial: bool = False,
         format: str = "npy",
         dtype: str = "stored",
+        progress: Progress | None = None,
     ) -> Payload:
         """The same as bytes of a file format."""
+
+    def close(self) -> None:
+        """Let go of files or connections."""

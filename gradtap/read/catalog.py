@@ -43,9 +43,12 @@ class Catalog:
             raise UsageError(f"stores are {stores!r}; give a list of folders, such as [{os.fspath(stores)!r}]")
         # The process may go to another folder later.
         self.stores = tuple(Path(os.path.abspath(folder_of(store))) for store in stores)
+        self.names = tuple({os.fspath(store), os.path.realpath(store)} for store in self.stores)
+        """The paths that each store goes by: as it was given, and where its links lead."""
         self._every = every
         self._clock = clock
         self._lock = threading.RLock()
+        self._looking = threading.Lock()
         self._scanned = -float("inf")
         self._entries: tuple[RunEntry, ...] = ()
         self._open: dict[Key, Run] = {}
@@ -53,10 +56,13 @@ class Catalog:
 
     def entries(self) -> tuple[RunEntry, ...]:
         """Every run, by store and name; those that do not open, and folders that do not read, have their `error`."""
+        if self._clock() - self._scanned >= self._every:
+            self._look_again()
+        return self.known()
+
+    def known(self) -> tuple[RunEntry, ...]:
+        """The entries as of the last look, without another one: touches no disk."""
         with self._lock:
-            if self._clock() - self._scanned >= self._every:
-                self._scan()
-                self._scanned = self._clock()
             return tuple(replace(e, error=e.error or self._failed.get((e.path, e.id))) for e in self._entries)
 
     def check(self) -> None:
@@ -149,7 +155,17 @@ class Catalog:
             # They stay, with all that is known of them; only their files are let go.
             run.close()
 
-    def _scan(self) -> None:
+    def _look_again(self) -> None:
+        # Only who has nothing yet waits for another one's look: a slow disk holds up one request, not all.
+        if not self._looking.acquire(blocking=self._scanned == -float("inf")):
+            return
+        try:
+            if self._clock() - self._scanned >= self._every:
+                self._take(self._found())
+        finally:
+            self._looking.release()
+
+    def _found(self) -> tuple[RunEntry, ...]:
         seen: set[str] = set()
         found = []
         for store in self.stores:
@@ -159,11 +175,17 @@ class Catalog:
                 if where not in seen:
                     seen.add(where)
                     found.append(entry)
-        self._entries = told_apart(found)
-        keys = {(entry.path, entry.id) for entry in self._entries}
-        for key in [key for key in self._open if key not in keys]:
-            self._open.pop(key).close()
-        self._failed = {key: error for key, error in self._failed.items() if key in keys}
+        return told_apart(found)
+
+    def _take(self, entries: tuple[RunEntry, ...]) -> None:
+        self.names = tuple({os.fspath(store), os.path.realpath(store)} for store in self.stores)
+        keys = {(entry.path, entry.id) for entry in entries}
+        with self._lock:
+            self._entries, self._scanned = entries, self._clock()
+            gone = [self._open.pop(key) for key in list(self._open) if key not in keys]
+            self._failed = {key: error for key, error in self._failed.items() if key in keys}
+        for run in gone:
+            run.close()
 
 
 def _shares(entry: RunEntry, name: str) -> bool:

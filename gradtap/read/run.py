@@ -249,9 +249,10 @@ class Run:
     def norms(self, match: Select | None = None, steps: Steps | None = None, stat: str = "l2") -> Norms:
         """Parameter x step matrix of a stored statistic; reads summaries only.
 
-        `match`: None (all), a name, a glob (`layers.*.weight`), several (`!` excludes), or a function over (name,
-        shape). `steps` as in `grad`; all by default. `stat`: l2, l1, absmax, mean, std, zeros, nan or inf. Raises
-        `ParamNotFoundError`, `StepNotFoundError`, `UsageError`, and `IncompleteError` where no summaries were stored.
+        `match`: None (all), a name or part of one, a glob (`layers.*.weight`), several (`!` excludes), or a function
+        over (name, shape). `steps` as in `grad`; all by default. `stat`: l2, l1, absmax, mean, std, zeros, nan or inf.
+        Raises `ParamNotFoundError`, `StepNotFoundError`, `UsageError`, and `IncompleteError` where no summaries were
+        stored.
         """
         check_stat(stat)
         index = self._attempts()

@@ -14,7 +14,7 @@ from gradtap.read.catalog import Catalog
 from gradtap.version import __version__
 from gradtap_server import about, docs, grads, health, hist, norms, params, problem_pages, run, runs, steps
 from gradtap_server.metrics import Measured
-from gradtap_server.parameters import PROBLEM_SCHEMA
+from gradtap_server.parameters import PROBLEM
 from gradtap_server.problems import Caught, install_problems
 from gradtap_server.routing import API
 from gradtap_server.security import Secured
@@ -86,7 +86,7 @@ class _Api(FastAPI):
         """The description."""
         schema = super().openapi()
         schemas = schema.setdefault("components", {}).setdefault("schemas", {})
-        schemas["Problem"] = PROBLEM_SCHEMA
+        schemas["Problem"] = PROBLEM
         # Not needed by every service, hence the empty choice; `auth` of `GET /api/v1` says which this one is.
         schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         schema["security"] = [{"token": []}, {}]

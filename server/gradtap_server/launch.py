@@ -16,7 +16,9 @@ import uvicorn
 
 from gradtap.errors import NotARunError, StoreError, UsageError
 from gradtap.read.catalog import Catalog
+from gradtap.store.files import store_error
 from gradtap_server.app import create_app
+from gradtap_server.routing import API
 from gradtap_server.security import is_loopback
 from gradtap_server.settings import ServerSettings
 
@@ -129,7 +131,11 @@ def _refuse_lost(folders: Sequence[str | os.PathLike[str]]) -> None:
     """Raise where a store is not there: who types a command is told now, not by `/readyz`."""
     catalog = Catalog(folders)
     for store in catalog.stores:
-        if store.exists() and not store.is_dir():
+        try:
+            file = store.exists() and not store.is_dir()
+        except OSError as error:
+            raise store_error("look into", store, error) from error
+        if file:
             raise NotARunError(f"{store} is a file; give the folder of a run, or a folder of runs")
     try:
         catalog.check()
@@ -177,5 +183,5 @@ def _shown(host: str) -> str:
 
 
 def _announce(url: str) -> None:
-    sys.stderr.write(f"gradtap serves on {url} (API {url}/api/v1, docs {url}/docs); Ctrl-C ends it\n")
+    sys.stderr.write(f"gradtap serves on {url} (API {url}{API}, docs {url}/docs); Ctrl-C ends it\n")
     sys.stderr.flush()

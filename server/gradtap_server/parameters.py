@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import Path, Query
 
-from gradtap.errors import ERRORS, PROBLEMS
+from gradtap.errors import ERRORS, PROBLEM_SCHEMA, PROBLEMS
 from gradtap.read.discover import RUN_SLUG
 
 RunName = Annotated[
@@ -64,13 +64,13 @@ def problems(*slugs: str) -> dict[int | str, dict[str, Any]]:
     }
 
 
-PROBLEM_SCHEMA: dict[str, Any] = {
+PROBLEM: dict[str, Any] = {
     "title": "Problem",
     "type": "object",
     "description": "RFC 9457. `exit_code` is what the command line ends with for the same error; further keys have "
     "what a program can use of `detail`, such as `did_you_mean`.",
     "properties": {
-        "schema": {"type": "string", "const": "gradtap.problem/1"},
+        "schema": {"type": "string", "const": PROBLEM_SCHEMA},
         "type": {"type": "string", "examples": ["/problems/run-not-found"]},
         "title": {"type": "string"},
         "status": {"type": "integer"},

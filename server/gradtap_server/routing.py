@@ -7,8 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-API = "/api/v1"
-"""What the addresses of runs begin with; another number would be another contract."""
+from gradtap.remote.address import API as API
 
 
 class Router(APIRouter):

@@ -11,7 +11,10 @@ from gradtap.environment import SERVER_PREFIX, bad_setting, read_settings
 from gradtap.errors import UsageError
 from gradtap.store.files import naming
 
-LIMITS = ("response_bytes", "read_bytes", "chunks", "json_elements", "cells", "page", "page_max", "timeout")
+LIMITS = (
+    *("response_bytes", "read_bytes", "amplification", "amplification_from", "chunks", "json_elements", "cells"),
+    *("page", "page_max", "answers_at_once", "timeout"),
+)
 """The settings that a client can run into; `GET /api/v1` names them."""
 
 _LONGEST = 1e9
@@ -49,6 +52,12 @@ class ServerSettings:
     read_bytes: int = 256 * 2**20
     """Decoded bytes that one answer may need: a strided slice can touch every chunk for a few values."""
 
+    amplification: int = 8
+    """Decoded bytes that one answer may need for each of its own, above `amplification_from`."""
+
+    amplification_from: int = 32 * 2**20
+    """Decoded bytes that any answer may need, however small it is."""
+
     chunks: int = 1000
     """Stored chunks that one answer may read: each is a seek on a disk."""
 
@@ -67,8 +76,11 @@ class ServerSettings:
     threads: int = 0
     """Reads of gradients at a time; 0 for two for each core. Metadata has threads of its own."""
 
+    answers_at_once: int = 8
+    """Large answers, of 1 MiB and more, that are held in memory at a time, from their read to their last byte."""
+
     timeout: float = 30.0
-    """Seconds that a client waits for an answer."""
+    """Seconds that a client waits for an answer, and that an answer waits for a client that takes nothing of it."""
 
     rescan: float = 1.0
     """Least seconds between two looks for new runs."""

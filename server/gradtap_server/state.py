@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import anyio
@@ -23,7 +22,6 @@ class State:
     catalog: Catalog
     metrics: Metrics
     limiter: anyio.CapacityLimiter
-    started: float = field(default_factory=time.time)
 
     @property
     def shared(self) -> bool:

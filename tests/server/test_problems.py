@@ -132,6 +132,7 @@ def test_folders_are_called_by_their_last_name(zoo: Path, tmp_path: Path) -> Non
     (tmp_path / "link").symlink_to(zoo)
     found = Catalog([tmp_path / "link"])
     text = f"{tmp_path}/link/closed.gradtap/x, {zoo}/a/twin.gradtap, {zoo}: /etc/x"
+    found.entries()
     assert without_folders(text, found) == "closed.gradtap/x, twin.gradtap, all runs: /etc/x"
 
 

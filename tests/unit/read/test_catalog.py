@@ -272,7 +272,7 @@ def test_a_lost_run_json_is_no_absence(tmp_path: Path) -> None:
     (tmp_path / "mine" / "run.json").unlink()
     found = catalog(tmp_path)
     assert slugs(found) == ["mine"]
-    with pytest.raises(NotARunError, match=r"run\.json is lost"):
+    with pytest.raises(DamagedError, match=r"run\.json is lost"):
         found.open("mine")
 
 
