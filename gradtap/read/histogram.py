@@ -42,7 +42,7 @@ def histogram_of(wanted: GradRequest, *, bins: int | None, scale: str, stored: b
     elif not stored:
         found = count_log2(wanted.read().values)
     else:
-        found = _stored(wanted)
+        found = stored_histogram(wanted)
     return GradHistogram(
         name=wanted.param.name,
         step=wanted.steps[0],
@@ -64,7 +64,11 @@ def check_bins(bins: int | None, scale: str) -> None:
         raise UsageError(f"bins is {bins}; allowed are 1 to {MOST_BINS}")
 
 
-def _stored(wanted: GradRequest) -> Histogram:
+def stored_histogram(wanted: GradRequest) -> Histogram:
+    """The histogram that was stored with the capture. Reads summaries alone.
+
+    Raises `IncompleteError` where none was, by the session or of this parameter.
+    """
     place = wanted.places[0]
     summaries = place.reader.summaries
     if "hist" not in summaries.stats:

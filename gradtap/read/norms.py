@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,15 +112,21 @@ def read_norms(
     steps = tuple(step for step, _, _ in places)
     values = np.full((len(params), len(places)), np.nan)
     readers = {id(reader): reader for _, reader, _ in places}
-    if readers and all(stat not in reader.summaries.stats for reader in readers.values()):
-        raise IncompleteError(
-            f"no session of these steps stored {stat!r}: they were recorded with summary='none' or by a gradtap that "
-            "did not store it; compute it from run.grad(name, step), or record with summary='basic' or 'full'"
-        )
+    check_taken(readers.values(), stat)
     for reader in readers.values():
         if stat in reader.summaries.stats:
             _take(reader, places, params, stat, values)
     return Norms(stat=stat, params=params, steps=steps, values=values)
+
+
+def check_taken(readers: Iterable[SessionReader], stat: str) -> None:
+    """Raise `IncompleteError` where none of some sessions stored the statistic. Reads metadata alone."""
+    held = [stat in reader.summaries.stats for reader in readers]
+    if held and not any(held):
+        raise IncompleteError(
+            f"no session of these steps stored {stat!r}: they were recorded with summary='none' or by a gradtap that "
+            "did not store it; compute it from run.grad(name, step), or record with summary='basic' or 'full'"
+        )
 
 
 def read_summary(place: Place, specs: Sequence[ParamSpec], match: Select | None) -> StepSummary:

@@ -197,6 +197,11 @@ class Run:
         places = self._attempts().places(one_step(step)) or self._absent(one_step(step))
         return tuple(Attempt(number=p.attempt, session=p.reader.session.name, capture=p.capture) for p in places)
 
+    def in_force(self, steps: Sequence[int]) -> tuple[Place, ...]:
+        """The newest complete capture of each of these steps. Raises as `attempts`."""
+        index = self._attempts()
+        return tuple(self._place(each, index, attempt=None, partial=False) for each in steps)
+
     def grad(
         self,
         name: str,
@@ -255,9 +260,8 @@ class Run:
         stored.
         """
         check_stat(stat)
-        index = self._attempts()
-        chosen = index.steps if steps is None else chosen_steps(steps, index.steps)
-        places = [self._place(each, index, attempt=None, partial=False) for each in sorted(set(chosen))]
+        known = self.steps
+        places = self.in_force(sorted(set(known if steps is None else chosen_steps(steps, known))))
         return read_norms([(p.step, p.reader, p.capture) for p in places], self.params, match=match, stat=stat)
 
     def record(self, step: int, *, attempt: int | None = None) -> StepRecord:

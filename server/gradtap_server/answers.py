@@ -21,12 +21,17 @@ class JsonResponse(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """The bytes. Non-finite numbers must be gone already, as `Answer.body` sees to."""
-        try:
-            return orjson.dumps(content)
-        except TypeError:
-            # A number of more than 64 bits, or a name that is no Unicode: slower, but it can be written.
-            return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+        """The bytes, as of `json_bytes`."""
+        return json_bytes(content)
+
+
+def json_bytes(content: Any) -> bytes:
+    """Plain values as JSON. Non-finite numbers must be gone already, as `Answer.body` sees to."""
+    try:
+        return orjson.dumps(content)
+    except TypeError:
+        # A number of more than 64 bits, or a name that is no Unicode: slower, but it can be written.
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
 def answered(

@@ -1,7 +1,7 @@
 """What a cache may keep of an answer, and how a client learns that it has it already: `ETag`, `Cache-Control`.
 
-Tags are made of identifiers, never of data, so that nothing need be read to answer `If-None-Match`. Not here: which
-identifiers an answer has.
+Tags of what is large (values, histograms, matrices) are made of identifiers by `tag_of`, so that nothing need be read
+to answer `If-None-Match`; those of other JSON are of the body (`answers`). Not here: which identifiers an answer has.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TAG = re.compile(r'(?:W/)?("[\x21\x23-\x7e\x80-\xff]*")')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freshness:
-    """How long an answer holds. `tag` is its entity tag, from `tag_of`.
+    """How long an answer holds. `tag` is its entity tag, quoted.
 
     `settled`: the address names what can no longer change, so nobody need ask again. `location` is the address that
     names it where the one asked for does not (`Content-Location`). `shared`: caches between may keep it too, which

@@ -15,7 +15,7 @@ from fastapi import Path, Query, Request, Response
 
 from gradtap.errors import TimedOutError
 from gradtap.query.formats import MEDIA_TYPES, Payload, encode, length_of
-from gradtap_server.arrays import PartsResponse, array_headers, download_headers, head_only
+from gradtap_server.arrays import array_headers, download_headers, head_only
 from gradtap_server.asked import accepted, check_names
 from gradtap_server.caching import NO_STORE, unchanged
 from gradtap_server.lookup import Found, GradQuery, Target, look_up
@@ -24,6 +24,7 @@ from gradtap_server.parameters import RunName, StepWord, problems
 from gradtap_server.reads import in_thread
 from gradtap_server.routing import Router
 from gradtap_server.run import OF_A_RUN
+from gradtap_server.sending import PartsResponse, room_for
 from gradtap_server.state import Here, State
 
 router = Router(tags=["gradients"])
@@ -106,7 +107,8 @@ async def answer(state: State, request: Request, target: Target, query: GradQuer
     started = time.perf_counter()
     timeout = state.settings.timeout
     form = chosen_form(query.format, accepted(request), MEDIA_TYPES)
-    found = await in_thread(partial(look_up, state, request, target, query, form), timeout=timeout)
+    work = partial(look_up, state, request, target, query, form)
+    found = await in_thread(work, timeout=timeout, limiter=state.quick)
     if found.fresh and (same := unchanged(request, found.fresh)):
         return same
     headers = _headers(found, query)
@@ -115,12 +117,13 @@ async def answer(state: State, request: Request, target: Target, query: GradQuer
         length = _length(found, query.dtype)
         headers |= array_headers(found.head, dtype=found.dtype) | _timing(spent)
         return head_only(media_type=MEDIA_TYPES[form], length=length, headers=headers)
-    payload = await in_thread(
-        partial(_read, found, query.dtype, spent, timeout), timeout=timeout, limiter=state.limiter
-    )
+    room = await room_for(found.wanted.nbytes, state.held, timeout=timeout)
+    with room.kept():
+        read = partial(_read, found, query.dtype, spent, timeout)
+        payload = await in_thread(read, timeout=timeout, limiter=state.limiter)
     state.metrics.chunks(request.scope, found.wanted.chunks)
     headers |= array_headers(payload.head, dtype=payload.dtype, rounded=payload.rounded) | _timing(spent)
-    return PartsResponse(payload.parts, media_type=payload.media_type, headers=headers)
+    return PartsResponse(payload.parts, media_type=payload.media_type, headers=headers, room=room, patience=timeout)
 
 
 def _read(found: Found, dtype: str, spent: dict[str, float], timeout: float) -> Payload:

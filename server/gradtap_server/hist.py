@@ -9,7 +9,8 @@ from fastapi import Query, Request, Response
 from pydantic import BaseModel, Field
 
 from gradtap.query.answer import Answer
-from gradtap.read.histogram import check_bins
+from gradtap.query.local import LocalPlace
+from gradtap.read.histogram import check_bins, stored_histogram
 from gradtap.read.request import GradRequest
 from gradtap.selection import Selection
 from gradtap_server.answers import JsonResponse
@@ -72,29 +73,36 @@ async def histogram(
         return await answer(here, request, Target(run=run, param=param + LAST, step=step), checked_query(request))
     check_names(request, HistQuery.model_fields)
     target, timeout = Target(run=run, param=param, step=step), here.settings.timeout
-    wanted, fresh = await in_thread(partial(_look_up, here, request, target, query), timeout=timeout)
+    work = partial(_look_up, here, request, target, query)
+    place, wanted, fresh = await in_thread(work, timeout=timeout, limiter=here.quick)
     if same := unchanged(request, fresh):
         return same
     if request.method == "HEAD":
         return head_only(media_type="application/json", length=None, headers=fresh.headers())
     # Only counting is slow work; the stored one is looked up like any metadata.
-    limiter = here.limiter if query.counts else None
-    made = await in_thread(partial(_histogram, here, target, query, wanted), timeout=timeout, limiter=limiter)
+    limiter = here.limiter if query.counts else here.quick
+    made = await in_thread(partial(_histogram, place, query, wanted), timeout=timeout, limiter=limiter)
     if query.counts:
         here.metrics.chunks(request.scope, wanted.chunks)
     return JsonResponse(made.body(), headers=fresh.headers())
 
 
-def _look_up(state: State, request: Request, target: Target, query: HistQuery) -> tuple[GradRequest, Freshness]:
+def _look_up(
+    state: State, request: Request, target: Target, query: HistQuery
+) -> tuple[LocalPlace, GradRequest, Freshness]:
     check_bins(query.bins, query.scale)
-    run = state.place(target.run).run
+    place = state.place(target.run)
+    run = place.run
     wanted = wanted_of(run, target, GradQuery(slice=query.slice, attempt=query.attempt))
     fresh = _freshness(state, request, wanted, target, query, run.id)
     if query.counts and not holds(request, fresh):
         check_request(wanted, target, partial(_cost, wanted), Limits.of(state.settings))
         if request.method == "HEAD":
             wanted.check()
-    return wanted, fresh
+    elif request.method == "HEAD" and not query.counts:
+        # A row of the summaries, and no chunk, says whether there is one.
+        stored_histogram(wanted)
+    return place, wanted, fresh
 
 
 def _cost(wanted: GradRequest, where: Selection, count: int) -> Cost:
@@ -115,9 +123,9 @@ def _freshness(
     return Freshness(tag=tag, shared=state.shared, location=place)
 
 
-def _histogram(state: State, target: Target, query: HistQuery, wanted: GradRequest) -> Answer:
-    return state.place(target.run).hist(
-        target.param,
+def _histogram(place: LocalPlace, query: HistQuery, wanted: GradRequest) -> Answer:
+    return place.hist(
+        wanted.param.name,
         str(wanted.steps[0]),
         slice=query.slice,
         bins=query.bins,

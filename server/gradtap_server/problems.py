@@ -151,9 +151,7 @@ def _unrouted(error: HTTPException, request: Request, catalog: Catalog) -> Probl
         )
         return error_response(usage, request.scope, catalog, status=405, headers={"Allow": METHODS})
     if error.status_code == 404:
-        missing = NotFoundError(
-            f"there is nothing at {path[:200]!r}; {API} lists the addresses, /docs describes them"
-        )
+        missing = NotFoundError(f"there is nothing at {path[:200]!r}; {API} lists the addresses, /docs describes them")
         return error_response(missing, request.scope, catalog)
     return error_response(UsageError(str(error.detail)), request.scope, catalog, status=error.status_code)
 

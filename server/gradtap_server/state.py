@@ -14,14 +14,25 @@ from gradtap_server.metrics import Metrics
 from gradtap_server.settings import ServerSettings
 
 
+QUICK_AT_ONCE = 40
+"""Threads for look-ups: each takes milliseconds, so more would only wait for the same processor."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Shared by all requests of one app. `limiter`: reads of gradients run in a thread of it, so many at a time."""
+    """Shared by all requests of one app.
+
+    `limiter`: reads of gradients run in a thread of it, so many at a time; `quick`: all else that touches a disk, in
+    threads of its own, so that a hung disk takes none of what the rest of the service needs. `held`: room for large
+    answers.
+    """
 
     settings: ServerSettings
     catalog: Catalog
     metrics: Metrics
     limiter: anyio.CapacityLimiter
+    quick: anyio.CapacityLimiter
+    held: anyio.CapacityLimiter
 
     @property
     def shared(self) -> bool:
@@ -41,6 +52,8 @@ def make_state(settings: ServerSettings, catalog: Catalog) -> State:
         catalog=catalog,
         metrics=Metrics(catalog),
         limiter=anyio.CapacityLimiter(settings.reads_at_once),
+        quick=anyio.CapacityLimiter(QUICK_AT_ONCE),
+        held=anyio.CapacityLimiter(settings.answers_at_once),
     )
 
 

@@ -39,7 +39,7 @@ def list_steps(
     place, wanted = here.place(run), range_of(within)
     numbers = [step for step in place.run.ledger.steps if holds(wanted, step)]
     found = page(numbers, key=int, of="steps", limit=limit, cursor=cursor, settings=here.settings)
-    # Only the rows of this page are made: a run may have a million steps.
+    # Only the rows of this page become plain values: a run may have a million steps.
     part = f"{found.rows[0]}:{found.rows[-1] + 1}:{wanted.step or 1}" if found.rows else "0:0"
     answer = place.steps(part, tags=tags)
     return answered(request, answer, shared=here.shared, headers=found.link(request), **found.facts())
