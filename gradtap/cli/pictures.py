@@ -114,7 +114,7 @@ def histogram(counts: Sequence[int], edges: Sequence[float], zero: int | None = 
 def histogram_title(counts: Sequence[int], zero: int) -> str:
     """What a row of the histogram of powers of two spans, after joining."""
     power = 2 ** _joining(counts, zero)
-    return f"values by power of {'two' if power == 2 else power}"
+    return "values by sign and magnitude, a row for each " + ("power of two" if power == 2 else f"factor of {power}")
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:

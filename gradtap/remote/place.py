@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from gradtap.errors import NotARunError, RunNotFoundError, StoreError, UsageError
@@ -57,7 +57,7 @@ class RemotePlace:
     def params(self, match: str = "", *, step: str = "last") -> Answer:
         """See `gradtap.query.params`."""
         path, query = f"{self._path}/params", {"match": match, "step": _word(step)}
-        return asked(self.client, path, query, name="params", rows_name="parameters", paged=True)
+        return asked(self.client, path, query, name="params", rows_name="parameters", paged=True, pinned=_its_step)
 
     def steps(self, within: str = "", *, tags: bool = False) -> Answer:
         """See `gradtap.query.steps`."""
@@ -202,6 +202,11 @@ def _only_run(client: Client) -> str:
             f"--run, such as --run {names[0]}"
         ).noting(runs=names)
     return names[0]
+
+
+def _its_step(first: Mapping[str, Any]) -> Query:
+    """The step that the first of several pages is of."""
+    return {} if first.get("step") is None else {"step": str(first["step"])}
 
 
 def _part(text: str) -> str:

@@ -13,7 +13,6 @@ from gradtap.read.catalog import Catalog
 from gradtap_server.metrics import Metrics
 from gradtap_server.settings import ServerSettings
 
-
 QUICK_AT_ONCE = 40
 """Threads for look-ups: each takes milliseconds, so more would only wait for the same processor."""
 

@@ -10,7 +10,7 @@ from fastapi import Query, Request, Response
 from gradtap.query.words import holds, range_of
 from gradtap_server.answers import answered
 from gradtap_server.asked import address, check_names
-from gradtap_server.pages import page
+from gradtap_server.pages import fixed, page, pinned
 from gradtap_server.parameters import Attempt, Cursor, Limit, Match, RunName, StepWord, problems
 from gradtap_server.routing import Router
 from gradtap_server.run import OF_A_RUN
@@ -64,16 +64,24 @@ def get_step(
     """The step's row of the ledger, its tags, and the stored statistics of each parameter.
 
     Whole, unless there are more parameters than a page may have. `Content-Location` is the address of this attempt,
-    which answers the same for ever once the step is settled.
+    which answers the same for ever once the step is settled. All pages are of one step and one attempt, and
+    `nonfinite` of a later page counts its rows alone.
     """
     check_names(request, ("attempt", "match", "limit", "cursor"))
-    answer = here.place(run).step(step, attempt=attempt, match=match)
+    place = here.place(run)
+    word = step
+    if pin := pinned(cursor, "step"):
+        word, attempt = fixed(place.run, step, pin[0]), pin[1] if attempt is None else attempt
+    answer = place.step(word, attempt=attempt, match=match)
     paged: dict[str, Any] = {}
     link: dict[str, str] = {}
     if limit is not None or cursor or len(answer.rows) > here.settings.page_max:
         rows = list(enumerate(answer.rows))
         most = here.settings.page_max if limit is None else limit
-        found = page(rows, key=lambda row: row[0], of="step", limit=most, cursor=cursor, settings=here.settings)
+        pins = answer.facts["step"], answer.facts["attempt"]
+        found = page(
+            rows, key=lambda row: row[0], of="step", limit=most, cursor=cursor, settings=here.settings, pin=pins
+        )
         answer = replace(answer, rows=[row for _, row in found.rows])
         paged, link = found.facts(), found.link(request)
     facts = answer.facts
@@ -84,4 +92,13 @@ def get_step(
         query = {"attempt": facts["attempt"], "match": match}
         location = address(request, "runs", facts["run"], "steps", facts["step"], query=query)
     settled = lasting and facts["settled"]
-    return answered(request, answer, shared=here.shared, settled=settled, location=location, headers=link, **paged)
+    return answered(
+        request,
+        answer,
+        shared=here.shared,
+        settled=settled,
+        location=location,
+        headers=link,
+        later=bool(cursor),
+        **paged,
+    )

@@ -62,7 +62,7 @@ def test_norms_of_no_steps(recorded: Job, capsys: pytest.CaptureFixture[str]) ->
 def test_hist_shows_the_stored_one(recorded: Job, capsys: pytest.CaptureFixture[str]) -> None:
     """By power of two, with what is not finite apart, and where it comes from."""
     out = printed(capsys, "hist", str(recorded.run), "3", "mlp.weight")
-    assert "the stored summary" in out and "values by power of two" in out and "0 NaN" in out
+    assert "the stored summary" in out and "a row for each power of two" in out and "0 NaN" in out
     body = json.loads(printed(capsys, "hist", str(recorded.run), "3", "mlp.weight", "--json"))
     assert sum(row["count"] for row in body["bins"]) == 29 * 17
 

@@ -231,7 +231,7 @@ def test_show_for_eyes(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None
     assert "untouched" in out
     assert "not applied here" in out
     assert "4 more" in out
-    assert "values by power of two" in out
+    assert "a row for each power of two" in out
 
 
 @pytest.mark.parametrize(
