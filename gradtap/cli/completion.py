@@ -74,7 +74,7 @@ def _silence() -> Iterator[None]:
 
 
 def _run_names(store: str, run: str | None) -> Iterable[str]:
-    from gradtap.cli.places import is_address
+    from gradtap.remote.address import is_address
 
     if is_address(store):
         from gradtap.remote.address import address_of

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from gradtap.cli.output import Json, emit, form_of, say, size
-from gradtap.cli.places import is_address
 from gradtap.errors import GradtapError, problem_of
 from gradtap.query.answer import Answer
+from gradtap.remote.address import is_address
 
 
 def doctor(

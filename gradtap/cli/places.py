@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gradtap.cli.output import say
 from gradtap.errors import GradtapError, UsageError
+from gradtap.remote.address import is_address
 
 if TYPE_CHECKING:
     from gradtap.query.place import Place
@@ -65,11 +66,6 @@ def folder_of_run(store: str, run: str | None = None) -> str:
         )
     catalog = _catalog(store, run)
     return store if catalog is None else str(catalog.only(run).path)
-
-
-def is_address(store: str) -> bool:
-    """Whether STORE is a server's address."""
-    return store.lower().startswith(("http://", "https://"))
 
 
 def _catalog(store: str, run: str | None) -> Catalog | None:

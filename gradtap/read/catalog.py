@@ -71,6 +71,11 @@ class Catalog:
             if entry.folder and entry.within == "." and entry.error is not None:
                 raise entry.error
 
+    def count(self, run: str) -> int:
+        """How many runs had this id at the last look: copies of a folder share it. Touches no disk."""
+        with self._lock:
+            return sum(entry.id == run for entry in self._entries)
+
     def find(self, name: str) -> RunEntry:
         """The run of that slug or id.
 
@@ -166,16 +171,18 @@ class Catalog:
             self._looking.release()
 
     def _found(self) -> tuple[RunEntry, ...]:
-        seen: set[str] = set()
         found = []
+        chosen: dict[str, tuple[bool, RunEntry]] = {}
         for store in self.stores:
+            root = os.path.realpath(store)
             for entry in discover(store):
-                # One folder may be reached by two stores, or by a link.
+                # One folder may be reached by two stores, or by a link; a way without links below the store is its own.
                 where = os.path.realpath(entry.path)
-                if where not in seen:
-                    seen.add(where)
-                    found.append(entry)
-        return told_apart(found)
+                own = where == os.path.normpath(os.path.join(root, entry.within))
+                if where not in chosen or (own and not chosen[where][0]):
+                    chosen[where] = own, entry
+                found.append((where, entry))
+        return told_apart(entry for where, entry in found if chosen[where][1] is entry)
 
     def _take(self, entries: tuple[RunEntry, ...]) -> None:
         self.names = tuple({os.fspath(store), os.path.realpath(store)} for store in self.stores)

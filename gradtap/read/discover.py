@@ -55,6 +55,8 @@ class RunEntry:
 def discover(store: Path) -> Iterator[RunEntry]:
     """The run that a folder is, or the runs below it, in the order of their names; not yet told apart.
 
+    Links are followed, out of the store too: who can make a link in a store decides what is served of it. `Catalog`
+    lists a run once that is reached in several ways, by the way without links if there is one.
     Hidden folders and what lies within runs are passed over. Raises nothing: what does not read is an entry with its
     error, the store itself too.
     """

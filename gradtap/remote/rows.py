@@ -10,6 +10,7 @@ from typing import Any
 from gradtap.errors import StoreError, UsageError
 from gradtap.query.answer import Answer
 from gradtap.remote.client import Client, Query
+from gradtap.remote.problems import stranger
 
 PAGE = 1000
 """Rows to ask for at a time: the most that a server gives unless it was set to less."""
@@ -42,9 +43,11 @@ def asked(
         body = client.json(path, {**query, **size}, schema=schema)
     rows, lost = list(body.get(rows_name, [])), Counter(body.get("nonfinite", {}))
     first = body
+    seen: set[str] = set()
     while cursor := body.get("next"):
+        _onward(f"{client.base}{path}", cursor, seen, body, rows_name, len(rows))
         # Words such as `last` must not come to mean another step on the next page.
-        body = client.json(path, {**query, **size, **pinned(first), "cursor": str(cursor)}, schema=schema)
+        body = client.json(path, {**query, **size, **pinned(first), "cursor": cursor}, schema=schema)
         _same(first, body)
         rows += body.get(rows_name, [])
         lost.update(body.get("nonfinite", {}))
@@ -55,6 +58,13 @@ def asked(
     }
     facts |= {"nonfinite": dict(lost)} if lost else {}
     return Answer(query=name, facts=facts, rows=rows, rows_name=rows_name)
+
+
+def _onward(url: str, cursor: str, seen: set[str], body: Mapping[str, Any], rows_name: str, count: int) -> None:
+    """Raise where following `next` would never come to an end."""
+    if cursor in seen or not body.get(rows_name) or count >= body.get("total", count + 1):
+        raise stranger(url, "its pages have no end")
+    seen.add(cursor)
 
 
 def _same(first: Mapping[str, Any], body: Mapping[str, Any]) -> None:

@@ -20,7 +20,8 @@ YEAR = 365 * 24 * 3600
 NO_STORE = {"Cache-Control": "no-store"}
 """Of errors, and of answers to a capture that is not complete."""
 
-_TAG = re.compile(r'(?:W/)?("[\x21\x23-\x7e\x80-\xff]*")')
+_ITEM = re.compile(r'[ \t]*+(?:(?:W/)?("[\x21\x23-\x7e\x80-\xff]*")[ \t]*+)?(?:,|\Z)')
+"""One of a list of tags, or the nothing between two commas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,19 @@ def known(tag: str, if_none_match: str | None) -> bool:
     """
     if if_none_match is None:
         return False
-    return if_none_match.strip() == "*" or tag in _TAG.findall(if_none_match)
+    return if_none_match.strip() == "*" or tag in _tags(if_none_match)
+
+
+def _tags(text: str) -> list[str]:
+    """The tags of a list, without `W/`; none of one that does not parse."""
+    found, at = [], 0
+    while at < len(text):
+        item = _ITEM.match(text, at)
+        if item is None:
+            return []
+        found += [item[1]] if item[1] else []
+        at = item.end()
+    return found
 
 
 def holds(request: Request, fresh: Freshness) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
+import logging
 import os
 import socket
 import sys
@@ -72,6 +74,8 @@ def serve(
             lifespan="on",
         )
         server = _Server(config, lambda: (on_ready or _announce)(url))
+        # After the configuration, which sets up the loggers.
+        logging.getLogger("uvicorn.error").addFilter(lambda record: not _of_the_end(server, record))
         server.run([listener])
     if server.should_exit:
         _leave_reads_behind()
@@ -102,6 +106,12 @@ class _Server(uvicorn.Server):
         """Note that a signal came. A second one does not wait for answers under way."""
         self.force_exit = self.should_exit
         self.should_exit = True
+
+
+def _of_the_end(server: _Server, record: logging.LogRecord) -> bool:
+    """Whether a line only says that an answer was cut off because the server ends: it was told to."""
+    cancelled = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
+    return server.should_exit and (cancelled or str(record.msg).startswith("Cancel "))
 
 
 def _leave_reads_behind() -> None:

@@ -12,7 +12,7 @@ from gradtap.errors import LimitError
 from gradtap.query.local import LocalPlace
 from gradtap.query.params import stored
 from gradtap.query.words import range_of
-from gradtap.read.norms import check_stat, check_taken
+from gradtap.read.norms import STATS, check_stat, check_taken
 from gradtap.read.steps import chosen_steps
 from gradtap_server.answers import json_bytes
 from gradtap_server.arrays import head_only
@@ -20,7 +20,7 @@ from gradtap_server.asked import check_names
 from gradtap_server.caching import Freshness, holds, tag_of, unchanged
 from gradtap_server.limits import first_steps
 from gradtap_server.lookup import ENCODING, JSON_BYTES
-from gradtap_server.parameters import Match, RunName, problems
+from gradtap_server.parameters import RANGE_PATTERN, Match, RunName, problems
 from gradtap_server.reads import in_thread
 from gradtap_server.routing import Router
 from gradtap_server.run import OF_A_RUN
@@ -34,9 +34,13 @@ QUICK = 2**16
 
 Steps = Annotated[
     str,
-    Query(description="Steps from A up to, not including, B, every C-th: `A:B:C`. Empty for all.", examples=["0:9"]),
+    Query(
+        description="Steps from A up to, not including, B, every C-th: `A:B:C`. Empty for all.",
+        examples=["0:9"],
+        json_schema_extra={"pattern": RANGE_PATTERN},
+    ),
 ]
-Stat = Annotated[str, Query(description="l2, l1, absmax, mean, std, zeros, nan or inf.", examples=["l2"])]
+Stat = Annotated[str, Query(description="Which statistic.", examples=["l2"], json_schema_extra={"enum": list(STATS)})]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,7 @@ class Table:
     "/runs/{run}/norms",
     operation_id="get_norms",
     summary="Norms and other statistics over steps",
-    responses=problems(*OF_A_RUN, "parameter-not-found", "step-not-found", "incomplete", "too-large", "timed-out"),
+    responses=problems(*OF_A_RUN, "parameter-not-found", "step-not-found", "incomplete", "too-large"),
 )
 async def get_norms(
     request: Request, here: Here, run: RunName, match: Match = "", steps: Steps = "", stat: Stat = "l2"
@@ -73,8 +77,8 @@ async def get_norms(
     room = await room_for(table.cells * JSON_BYTES, here.held, timeout=timeout)
     with room.kept():
         body = await in_thread(partial(_read, table), timeout=timeout, limiter=limiter)
-    headers = table.fresh.headers()
-    return PartsResponse([body], media_type="application/json", headers=headers, room=room, patience=timeout)
+        headers = table.fresh.headers()
+        return PartsResponse([body], media_type="application/json", headers=headers, room=room, patience=timeout)
 
 
 def _look_up(here: State, request: Request, name: str, match: str, steps: str, stat: str) -> Table:

@@ -35,10 +35,17 @@ Match = Annotated[
         examples=["layers.*.weight"],
     ),
 ]
+RANGE_PATTERN = r"^-?[0-9]*(:-?[0-9]*(:[0-9]*)?)?$"
+"""Steps `A:B:C`, each part optional."""
+SLICE_PATTERN = r"^[-0-9:,. ]*$"
+"""The letters of a slice; what is one, the parameter's shape decides."""
+
 Attempt = Annotated[
     int | None,
     Query(
-        description="Which capture of a step that was recorded again, from 1; the last one if left out.", examples=[1]
+        ge=1,
+        description="Which capture of a step that was recorded again, from 1; the last one if left out.",
+        examples=[1],
     ),
 ]
 Limit = Annotated[
@@ -47,20 +54,28 @@ Limit = Annotated[
         description="Most rows of this page; `limits` of `GET /api/v1` has the default and the most.", examples=[200]
     ),
 ]
-Cursor = Annotated[str | None, Query(description="`next` of the page before; nothing for the first page.")]
+Cursor = Annotated[
+    str | None,
+    Query(description="`next` of the page before; nothing for the first page.", examples=["WyJzdGVwcyIsIDE5OV0"]),
+]
 
 
 def problems(*slugs: str) -> dict[int | str, dict[str, Any]]:
-    """What a route says of its errors in the API's description, by status; those of any route beside them."""
+    """What a route says of its errors in the API's description, by status; those of any route with data beside them."""
+    return open_problems(*slugs, "usage", "unauthenticated", "forbidden", "timed-out")
+
+
+def open_problems(*slugs: str, status: int | None = None) -> dict[int | str, dict[str, Any]]:
+    """The same of a route that tells nothing of any run; `status` where it is not that of the table."""
     by_status: dict[int, list[str]] = defaultdict(list)
-    for slug in dict.fromkeys((*slugs, "usage", "unauthenticated", "forbidden")):
-        by_status[PROBLEMS[ERRORS[slug]].status].append(slug)
+    for slug in dict.fromkeys(slugs):
+        by_status[status or PROBLEMS[ERRORS[slug]].status].append(slug)
     return {
-        status: {
+        number: {
             "description": "Problem: " + ", ".join(f"`{slug}`" for slug in found),
             "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
-        for status, found in sorted(by_status.items())
+        for number, found in sorted(by_status.items())
     }
 
 

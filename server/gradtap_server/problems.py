@@ -36,6 +36,8 @@ _WORDS = {
     "partial=True": "partial=1",
 }
 """What an address calls what an error's text calls by its name in Python."""
+_EXAMPLES = {"steps": "steps=A:B:C, such as steps=0:9, or steps=: for all"}
+"""What to give for a parameter that an address must have."""
 _NAMED = re.compile(r"(?<![\w.`/])(" + "|".join(map(re.escape, _WORDS)) + r")(?![\w(])")
 
 
@@ -135,12 +137,23 @@ class Caught:
 
 
 def _usage(error: RequestValidationError) -> UsageError:
-    found = [
+    found: list[dict[str, str | None]] = [
         {"parameter": str(each["loc"][-1]), "value": str(each.get("input"))[:80], "message": str(each["msg"])}
         for each in error.errors()
     ]
-    words = "; ".join(f"{each['parameter']} is {each['value']!r}: {each['message']}" for each in found)
+    for each, wrong in zip(found, error.errors(), strict=True):
+        if wrong["type"] == "missing":
+            # The value is that of all that was given: nothing that anybody has written.
+            each["value"] = None
+    words = "; ".join(map(_wrong, found))
     return UsageError(words).noting(errors=found)
+
+
+def _wrong(each: Mapping[str, str | None]) -> str:
+    name = each["parameter"] or ""
+    if each["value"] is None:
+        return f"{name} is missing; give {_EXAMPLES.get(name, f'{name}=...')}"
+    return f"{name} is {each['value']!r}: {each['message']}"
 
 
 def _unrouted(error: HTTPException, request: Request, catalog: Catalog) -> ProblemResponse:

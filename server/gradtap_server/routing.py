@@ -11,9 +11,27 @@ from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter
+from starlette.convertors import Convertor, register_url_convertor
 
 from gradtap.remote.address import API as API
 from gradtap_server.reads import in_thread
+
+
+class NameConvertor(Convertor[str]):
+    """All the rest of a path, whatever it is made of: starlette's own `path` ends at the end of a line."""
+
+    regex = "(?s:.*)"
+
+    def convert(self, value: str) -> str:
+        """The name, as it is in the path."""
+        return value
+
+    def to_string(self, value: str) -> str:
+        """The part of a path, as it is."""
+        return value
+
+
+register_url_convertor("name", NameConvertor())
 
 
 class Router(APIRouter):

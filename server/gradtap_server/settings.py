@@ -35,7 +35,7 @@ class ServerSettings:
     """What a client must show as `Authorization: Bearer`; without one, anybody on this machine may read."""
 
     token_file: str | None = None
-    """A file that holds the token, as secrets are mounted; its first and last blanks do not count."""
+    """A file that holds the token, as secrets are mounted; as in `token`, its first and last blanks do not count."""
 
     insecure_no_auth: bool = False
     """Answer on addresses beyond this machine without a token: anybody who reaches them may read every gradient."""
@@ -103,6 +103,9 @@ class ServerSettings:
         if self.token_file is not None:
             object.__setattr__(self, "token", _token_in(self.token_file))
             object.__setattr__(self, "token_file", None)
+        if self.token is not None:
+            # What a client shows is stripped too; with the blanks nobody could get in.
+            object.__setattr__(self, "token", self.token.strip())
         if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
             raise UsageError(
                 f"{_variable('token')} is empty or has odd characters; it must be letters, digits and signs, such as "

@@ -38,6 +38,10 @@ class State:
         """Whether caches between may keep answers: not where a token is needed to get them."""
         return self.settings.token is None
 
+    def lasts(self, run: str) -> bool:
+        """Whether the id of a run names this one alone: a copy of its folder has the same, and may hold other bytes."""
+        return self.catalog.count(run) == 1
+
     def place(self, run: str) -> LocalPlace:
         """The run of that name or id, ready for queries. Raises as `Catalog.open`."""
         opened = self.catalog.open(run)

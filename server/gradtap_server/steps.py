@@ -11,7 +11,7 @@ from gradtap.query.words import holds, range_of
 from gradtap_server.answers import answered
 from gradtap_server.asked import address, check_names
 from gradtap_server.pages import fixed, page, pinned
-from gradtap_server.parameters import Attempt, Cursor, Limit, Match, RunName, StepWord, problems
+from gradtap_server.parameters import RANGE_PATTERN, Attempt, Cursor, Limit, Match, RunName, StepWord, problems
 from gradtap_server.routing import Router
 from gradtap_server.run import OF_A_RUN
 from gradtap_server.state import Here
@@ -27,7 +27,10 @@ def list_steps(
     within: Annotated[
         str,
         Query(
-            alias="steps", description="Steps from A up to, not including, B, every C-th: `A:B:C`.", examples=["0:9"]
+            alias="steps",
+            description="Steps from A up to, not including, B, every C-th: `A:B:C`.",
+            examples=["0:9"],
+            json_schema_extra={"pattern": RANGE_PATTERN},
         ),
     ] = "",
     tags: Annotated[bool, Query(description="With what the training logged at each step.", examples=[1])] = False,
@@ -88,7 +91,7 @@ def get_step(
     # Under the run's id: its name another run may have tomorrow, in the same folder.
     lasting = attempt is not None and (run, step) == (facts["run"], str(facts["step"]))
     location = None
-    if not lasting and not paged:
+    if not lasting and not paged and here.lasts(facts["run"]):
         query = {"attempt": facts["attempt"], "match": match}
         location = address(request, "runs", facts["run"], "steps", facts["step"], query=query)
     settled = lasting and facts["settled"]

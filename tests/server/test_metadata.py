@@ -100,7 +100,7 @@ def test_a_wide_step_comes_in_pages(zoo: Path) -> None:
         ("cursor=!!", "cursor is '!!'"),
         ("cursor=WyJydW5zIiwgImEiXQ", "cursor is"),
         ("cursor=WyJzdGVwcyIsIHRydWVd", "cursor is"),
-        ("rnage=0:3", "did you mean range"),
+        ("stesp=0:3", "did you mean steps"),
         ("steps=1:2:3:4", "range is '1:2:3:4'"),
         ("tags=perhaps", "tags is 'perhaps'"),
         ("limit=1&limit=2", "limit is given 2 times"),

@@ -25,6 +25,8 @@ def failing(zoo: Path) -> Iterator[Server]:
     """A server with an address for each error of the table, and one for an error that nobody foresaw."""
     with serving(zoo) as running:
         add_failures(running.app, zoo)
+        # An error about a run comes after a look for runs.
+        running.get("/api/v1/runs")
         yield running
 
 
