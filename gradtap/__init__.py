@@ -40,7 +40,7 @@ from gradtap.errors import (
 from gradtap.version import __version__
 
 if TYPE_CHECKING:
-    from gradtap.read import open
+    from gradtap.query.run import open
     from gradtap.tap import attach
 
 __all__ = [
@@ -91,7 +91,7 @@ def __getattr__(name: str) -> Any:
             ) from error
         return attach
     if name == "open":
-        from gradtap.read import open
+        from gradtap.query.run import open
 
         return open
     if name in _WAYS:

@@ -189,12 +189,38 @@ ERRORS: dict[str, type[GradtapError]] = {problem.slug: error for error, problem 
 """The error that a slug stands for: what a client raises for a server's problem."""
 
 
+PROBLEM_SCHEMA = "gradtap.problem/1"
+"""Name and version of the form of `problem_body`."""
+
+
 def problem_of(error: BaseException) -> Problem:
     """The exit code, status and slug of an error; `GradtapError`'s own for any other exception."""
     for cls in type(error).__mro__:
         if cls in PROBLEMS:
             return PROBLEMS[cls]
     return PROBLEMS[GradtapError]
+
+
+def problem_body(
+    error: BaseException, *, detail: str | None = None, facts: Mapping[str, Any] | None = None, **more: Any
+) -> dict[str, Any]:
+    """An error as the one object that programs get of it, over HTTP and from the command line: RFC 9457 and two keys.
+
+    `detail` and `facts` where they differ from the error's own; facts never take the place of another key. `more` are
+    keys beside these, or in place of them.
+    """
+    problem = problem_of(error)
+    own = error.facts if isinstance(error, GradtapError) else NO_FACTS
+    return {
+        **(own if facts is None else facts),
+        "schema": PROBLEM_SCHEMA,
+        "type": f"/problems/{problem.slug}",
+        "title": problem.slug.replace("-", " "),
+        "status": problem.status,
+        "detail": str(error) if detail is None else detail,
+        "exit_code": problem.exit_code,
+        **more,
+    }
 
 
 def near_names(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:

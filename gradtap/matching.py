@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from gradtap.errors import ParamNotFoundError, UsageError, nearest
+from gradtap.errors import ParamNotFoundError, UsageError, near_names, nearest
 
 if TYPE_CHECKING:
     from gradtap.types import ParamSpec
@@ -27,6 +27,30 @@ def matches(select: Select, param: ParamSpec) -> bool:
     names = (param.name, *param.aliases)
     chosen = not include or any(fnmatchcase(n, g) for n in names for g in include)
     return chosen and not any(fnmatchcase(n, g) for n in names for g in exclude)
+
+
+def found_by(text: str, params: Sequence[ParamSpec]) -> list[ParamSpec]:
+    """Parameters of which a name or alias holds the text, or matches it whole where it has wildcards; in their order.
+
+    A name in full is that parameter alone, empty is all, a leading `!` turns it round.
+    """
+    # A name is taken as it stands first: one with brackets in it is a glob that does not match itself.
+    if own := [p for p in params if text in (p.name, *p.aliases)]:
+        return own
+    sign = "!" if text.startswith("!") else ""
+    part = text.removeprefix("!")
+    glob = text if any(wild in part for wild in "*?[") else f"{sign}*{part}*"
+    return [p for p in params if matches(glob, p)]
+
+
+def near_params(text: str, params: Sequence[ParamSpec]) -> list[str]:
+    """Names of the parameters that a misspelt name or part of one may have meant, best first."""
+    bare = text.strip("!*")
+    whole = near_names(bare, [p.name for p in params])
+    if whole:
+        return whole
+    parts = {part: p.name for p in reversed(params) for part in p.name.split(".")}
+    return [parts[part] for part in near_names(bare, parts)]
 
 
 def select_params(select: Select | None, params: Sequence[ParamSpec]) -> frozenset[int] | None:

@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tomllib
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields
@@ -191,6 +192,7 @@ def test_requests_of_the_readme_are_answered(place: Path) -> None:
             done = ran(line.replace("http://127.0.0.1:8000", url), place)
             assert done.returncode == 0 and "/problems/" not in done.stdout, line + done.stdout + done.stderr
             assert done.stdout.strip() or " -so " in line
+            assert " -sI " not in line or done.stdout.startswith("HTTP/1.1 200 ")
             if re.match(r"curl -s ", line):
                 assert json.loads(done.stdout)["schema"].startswith("gradtap.")
     run = gradtap.open(place / "runs/mine.gradtap")
@@ -211,6 +213,24 @@ def test_tokens_of_the_readme_are_asked_for(place: Path) -> None:
             without = ran(at, place, GRADTAP_SERVER_TOKEN="")
             assert "mine" not in without.stdout
             assert "unauthenticated" in without.stdout or without.returncode == 6
+
+
+@pytest.mark.parametrize("name", ["demo", "test", "install server"])
+def test_install_lines_name_what_there_is(name: str) -> None:
+    """The constraints and the extras of each `pip install` line are there; what follows it is a command of theirs."""
+    (line,) = lines(name)
+    install, _, then = line.partition(" && ")
+    (extras,) = re.findall(r"-c tests/constraints.txt -e '\.\[(.*)\]'$", install)
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras.split(",")) <= set(known) and (ROOT / "tests/constraints.txt").is_file()
+    assert then in ("gradtap demo", "pytest", "")
+
+
+def test_the_compose_lines_are_those_that_are_tested(place: Path) -> None:
+    """The file is there, and the request is the one that is made of the service with a token."""
+    export, compose, request = lines("compose")
+    assert (ROOT / shlex.split(compose)[3]).is_file() and shlex.split(compose)[4:] == ["up", "--build"]
+    assert (export, request.replace("curl -H", "curl -s -H")) == (lines("token")[0], lines("token")[2])
 
 
 def test_every_verb_is_in_the_readme() -> None:

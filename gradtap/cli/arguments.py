@@ -32,7 +32,7 @@ Param = Annotated[
 Pattern = Annotated[
     str,
     typer.Argument(
-        metavar="[PATTERN]", help="Part of a name, or a pattern with * and ?; `!` in front turns it round.",
+        metavar="PATTERN", help="Part of a name, or a pattern with * and ?; `!` in front turns it round.",
         autocompletion=params_of,
     ),
 ]  # fmt: skip

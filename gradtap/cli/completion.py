@@ -6,15 +6,16 @@ Silent about everything that goes wrong: a completion must never spoil the line 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from gradtap.cli.places import AnyPlace
+    from gradtap.query.place import Place
 
 MOST = 200
 """Words that a shell shows without asking."""
@@ -38,7 +39,8 @@ def params_of(ctx: typer.Context, incomplete: str) -> list[str]:
 def _fitting(ctx: typer.Context, incomplete: str, names: Callable[[str, str | None], Iterable[str]]) -> list[str]:
     found = []
     try:
-        store = ctx.params.get("store")
+        # A line that ends in an option without its value does not parse, and no argument of it is known.
+        store = ctx.params.get("store") or _store_in(os.environ)
         if isinstance(store, str):
             with _silence():
                 for name in names(store, ctx.params.get("run")):
@@ -52,6 +54,18 @@ def _fitting(ctx: typer.Context, incomplete: str, names: Callable[[str, str | No
     return found
 
 
+def words_of(*words: str) -> Callable[[str], list[str]]:
+    """The fixed words of an option."""
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
+
+def _store_in(environment: Mapping[str, str]) -> str | None:
+    """The STORE of the line that is being typed, as the shell hands it on."""
+    line = environment.get("COMP_WORDS") or environment.get("_TYPER_COMPLETE_ARGS") or ""
+    words = [word for word in shlex.split(line)[2:] if not word.startswith("-")]
+    return words[0] if words else None
+
+
 @contextmanager
 def _silence() -> Iterator[None]:
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
@@ -60,7 +74,7 @@ def _silence() -> Iterator[None]:
 
 
 def _run_names(store: str, run: str | None) -> Iterable[str]:
-    from gradtap.cli.places import is_address
+    from gradtap.remote.address import is_address
 
     if is_address(store):
         from gradtap.remote.address import address_of
@@ -74,20 +88,20 @@ def _run_names(store: str, run: str | None) -> Iterable[str]:
     return [entry.slug for entry in Catalog([store]).entries() if not entry.folder]
 
 
-def _of_place(store: str, run: str | None, names: Callable[[AnyPlace], Iterable[str]]) -> Iterable[str]:
-    from gradtap.cli.places import close, place_of
+def _of_place(store: str, run: str | None, names: Callable[[Place], Iterable[str]]) -> Iterable[str]:
+    from gradtap.cli.places import place_of
 
     place = place_of(store, run)
     try:
         return list(names(place))
     finally:
-        close(place)
+        place.close()
 
 
-def _steps(place: AnyPlace) -> Iterable[str]:
+def _steps(place: Place) -> Iterable[str]:
     rows: Iterable[Any] = place.steps().rows
     return ["first", "last", *(str(row["step"]) for row in rows if row["complete"])]
 
 
-def _params(place: AnyPlace) -> Iterable[str]:
+def _params(place: Place) -> Iterable[str]:
     return [row["name"] for row in place.params().rows]

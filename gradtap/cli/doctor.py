@@ -9,21 +9,22 @@ from typing import Annotated, Any
 import typer
 
 from gradtap.cli.output import Json, emit, form_of, say, size
-from gradtap.cli.places import is_address
 from gradtap.errors import GradtapError, problem_of
 from gradtap.query.answer import Answer
+from gradtap.remote.address import is_address
 
 
 def doctor(
     store: Annotated[
-        str, typer.Argument(metavar="[STORE]", help="A folder or server to look at too; a file is written and removed.")
+        str, typer.Argument(metavar="STORE", help="A folder or server to look at too; a file is written and removed.")
     ] = "",
     *,
     as_json: Json = False,
 ) -> None:
-    """Say what this machine, this installation and a store are like: text to paste into a report.
+    """Say what machine, installation and store are like.
 
-    Ends with the exit code of what is wrong with STORE.
+    Text to paste into a report. Ends with the exit code of what is wrong with STORE, whose gradients it does not read:
+    `gradtap verify --deep` does.
     """
     from gradtap.cli.machine import machine_facts
 
@@ -109,7 +110,7 @@ def _settings(settings: Mapping[str, Any]) -> list[str]:
 
 def _store(store: Mapping[str, Any]) -> list[str]:
     lines = [f"store     {store['store']}"]
-    if store["error"]:
+    if store["error"] and "runs" not in store:
         return [*lines, f"  ERROR: {store['error']}"]
     if "server" in store:
         about = store["server"]

@@ -15,13 +15,12 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import typer
 
 from gradtap.cli.output import visible
-from gradtap.errors import NO_FACTS, PROBLEMS, GradtapError, Problem, UsageError, problem_of
+from gradtap.errors import GradtapError, UsageError, problem_body, problem_of
 from gradtap.query.answer import plain
 
 DAMAGED = 5
@@ -59,9 +58,9 @@ def guarded(run: Callable[[], object], arguments: Sequence[str]) -> int:
     except typer.Exit as leave:
         return _flushed(leave.exit_code)
     except GradtapError as error:
-        return _report(problem_of(error), in_verbs(str(error), arguments), arguments, error.facts)
+        return _report(error, in_verbs(str(error), arguments), arguments)
     except typer.TyperException as error:
-        return _report(PROBLEMS[UsageError], error.format_message(), arguments)
+        return _report(UsageError(error.format_message()), error.format_message(), arguments)
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted")
         return INTERRUPTED
@@ -117,21 +116,12 @@ def _say(text: str) -> None:
         sys.stderr.write(visible(text) + "\n")
 
 
-def _report(problem: Problem, detail: str, arguments: Sequence[str], facts: Mapping[str, Any] = NO_FACTS) -> int:
+def _report(error: GradtapError, detail: str, arguments: Sequence[str]) -> int:
     # What follows -- is another program's.
     own = set(itertools.takewhile(lambda word: word != "--", arguments))
     if own & {"--json", "--jsonl"}:
-        body = {
-            **plain(facts),
-            "schema": "gradtap.problem/1",
-            "type": f"/problems/{problem.slug}",
-            "title": problem.slug.replace("-", " "),
-            "status": problem.status,
-            "exit_code": problem.exit_code,
-            "detail": detail,
-        }
-        _say(json.dumps(body))
+        _say(json.dumps(problem_body(error, detail=detail, facts=plain(error.facts))))
     elif detail:
         # The help that answers no words at all is no message of an error.
         _say(detail if detail.startswith("Usage: ") else f"gradtap: {detail}")
-    return problem.exit_code
+    return problem_of(error).exit_code

@@ -25,7 +25,10 @@ EXTRAS = {
     "hf": Extra(packages=("accelerate", "torch", "transformers"), gives="gradtap.hf for the HF Trainer"),
     "lightning": Extra(packages=("accelerate", "pytorch-lightning", "torch"), gives="gradtap.lightning for Lightning"),
     "server": Extra(
-        packages=("fastapi", "fastapi-offline", "orjson", "prometheus-client", "starlette", "uvicorn"),
+        packages=(
+            *("anyio", "fastapi", "fastapi-offline", "orjson", "prometheus-client", "pydantic", "starlette"),
+            "uvicorn",
+        ),
         gives="`gradtap serve`, and `gradtap get` on a folder",
     ),
 }

@@ -11,10 +11,9 @@ from gradtap.cli.arguments import Store
 from gradtap.cli.extras import needing
 from gradtap.cli.files import Force, Output, check_output, put
 from gradtap.cli.output import say, write
-from gradtap.cli.places import is_address
 from gradtap.errors import GradtapError, UsageError
+from gradtap.remote.address import API, is_address
 
-API = "/api/v1"
 TEXTS = ("application/json", "application/problem+json", "text/")
 
 

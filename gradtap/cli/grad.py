@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradtap.cli.arguments import AsConsumed, Attempt, Param, RunName, Slice, Store
-from gradtap.cli.completion import steps_of
+from gradtap.cli.completion import steps_of, words_of
 from gradtap.cli.files import Force, Output, check_output, put
 from gradtap.cli.output import console, say, shape_text, size
 from gradtap.cli.places import asking
@@ -45,11 +45,18 @@ def grad(
     run: RunName = None,
     slice: Slice = "",
     format: Annotated[
-        str, typer.Option(help="npy, raw, json or safetensors; by the ending of FILE if not given, else npy.")
+        str,
+        typer.Option(
+            help="npy, raw, json or safetensors; by the ending of FILE if not given, else npy.",
+            autocompletion=words_of(*sorted(set(ENDINGS.values()))),
+        ),
     ] = "",
     dtype: Annotated[
         str,
-        typer.Option(help="stored, native (as captured), bfloat16, float16, float32 or float64."),
+        typer.Option(
+            help="stored, native (as captured), bfloat16, float16, float32 or float64.",
+            autocompletion=words_of("stored", "native", "bfloat16", "float16", "float32", "float64"),
+        ),
     ] = "stored",
     attempt: Attempt = None,
     partial: Annotated[
@@ -60,7 +67,10 @@ def grad(
     force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
-    """Write a gradient, a slice or a stack over steps as npy, raw, json or safetensors."""
+    """Write a gradient, a slice, or a stack over steps as a file.
+
+    Formats: npy, raw, json, safetensors. Without -o the bytes go to stdout.
+    """
     from gradtap.query.cast import dtype_named
     from gradtap.query.formats import format_named
 

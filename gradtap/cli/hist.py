@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gradtap.cli.arguments import Attempt, Param, RunName, Slice, Step, Store
+from gradtap.cli.completion import words_of
 from gradtap.cli.output import Csv, Json, Jsonl, emit, facts_grid, form_of
 from gradtap.cli.places import asking
 from gradtap.query.answer import Answer
@@ -23,14 +24,21 @@ def hist(
     slice: Slice = "",
     bins: Annotated[int | None, typer.Option(help="Equal bins, for scale linear; 64 if not given.")] = None,
     scale: Annotated[
-        str, typer.Option(help="log2: a bin for each sign and power of two. linear: equal bins.")
+        str,
+        typer.Option(
+            help="log2: a bin for each sign and power of two. linear: equal bins.",
+            autocompletion=words_of("log2", "linear"),
+        ),
     ] = "log2",
     attempt: Attempt = None,
     as_json: Json = False,
     as_jsonl: Jsonl = False,
     as_csv: Csv = False,
 ) -> None:
-    """Show the histogram of a gradient: the stored one, or counted anew from its values."""
+    """Show how the values of one gradient are spread.
+
+    The stored histogram, or one counted anew for --slice and --scale linear.
+    """
     form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=as_csv)
     with asking(store, run) as place:
         answer = place.hist(param, step, slice=slice, bins=bins, scale=scale, attempt=attempt)

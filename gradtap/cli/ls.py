@@ -14,7 +14,7 @@ from gradtap.cli.places import asking
 from gradtap.query.answer import Answer
 
 if TYPE_CHECKING:
-    from gradtap.cli.places import AnyPlace
+    from gradtap.query.place import Place
 
 
 def ls(
@@ -36,7 +36,7 @@ def ls(
         emit(answer, form, pictures=[_picture(answer.rows, _title(place, answer))] if form == "table" else ())
 
 
-def _title(place: AnyPlace, answer: Answer) -> str:
+def _title(place: Place, answer: Answer) -> str:
     if answer.facts["step"] is not None:
         return f"norms of step {answer.facts['step']}"
     yet = " yet" if place.info().facts["state"] in ("live", "empty") else ""

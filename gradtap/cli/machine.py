@@ -17,9 +17,9 @@ from gradtap.errors import UsageError
 from gradtap.version import FORMAT, __version__
 
 PACKAGES = (
-    *("numpy", "zarr", "numcodecs", "google-crc32c", "typer", "rich", "httpx2", "ml_dtypes", "safetensors"),
+    *("numpy", "zarr", "numcodecs", "google-crc32c", "typer", "rich", "httpx2", "ml_dtypes"),
     *("torch", "accelerate", "deepspeed", "transformers", "pytorch-lightning"),
-    *("fastapi", "fastapi-offline", "starlette", "uvicorn", "orjson", "prometheus-client"),
+    *("fastapi", "fastapi-offline", "starlette", "uvicorn", "anyio", "pydantic", "orjson", "prometheus-client"),
 )
 """Distributions that decide how gradtap behaves."""
 

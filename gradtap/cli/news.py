@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradtap.cli.places import AnyPlace
+    from gradtap.query.answer import Answer
+    from gradtap.query.place import Place
 
 OPEN = ("live", "empty")
 """States of a run that may grow."""
+
+UNTOLD = (None, "unknown")
+"""States of a step that was just made; whether it was applied is known when the next one begins, or at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +27,7 @@ class News:
 
 
 def following(
-    place: AnyPlace,
+    place: Place,
     interval: float,
     *,
     most: int | None = None,
@@ -36,7 +40,7 @@ def following(
     """
     look = _Look(place)
     known = look.all_steps()
-    yield News(rows=known[len(known) - last :] if last else [], state=look.state)
+    yield News(rows=known[max(len(known) - last, 0) :], state=look.state)
     left = most
     while look.state in OPEN and left != 0:
         sleep(interval)
@@ -55,7 +59,7 @@ def following(
 class _Look:
     """Knows the newest session, and the last step of it that was seen: a resumed training may begin further back."""
 
-    def __init__(self, place: AnyPlace) -> None:
+    def __init__(self, place: Place) -> None:
         self._place = place
         self._session: str | None = None
         self._from: int | None = None
@@ -72,18 +76,23 @@ class _Look:
 
     def all_steps(self) -> list[Mapping[str, Any]]:
         """All complete steps, those of earlier sessions too."""
-        rows = [row for row in self._place.steps().rows if row["complete"]]
+        rows = self._told(self._place.steps())
         self._note(rows)
         return rows
 
     def new_steps(self) -> list[Mapping[str, Any]]:
         """Complete steps of the newest session after those that were seen."""
         start = "" if self._from is None else str(self._from)
-        rows = [
-            row for row in self._place.steps(f"{start}:").rows if row["complete"] and row["session"] == self._session
-        ]
+        rows = [row for row in self._told(self._place.steps(f"{start}:")) if row["session"] == self._session]
         self._note(rows)
         return rows
+
+    def _told(self, answer: Answer) -> list[Mapping[str, Any]]:
+        """The complete steps of an answer, without one whose outcome the next step has yet to tell."""
+        rows = [row for row in answer.rows if row["complete"]]
+        if self.state not in OPEN:
+            return rows
+        return [row for row in rows if row["state"] not in UNTOLD or row["step"] < answer.facts["last"]]
 
     def _note(self, rows: Sequence[Mapping[str, Any]]) -> None:
         own = [row["step"] for row in rows if row["session"] == self._session]

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gradtap.cli.arguments import Pattern, RunName, Store
+from gradtap.cli.completion import words_of
 from gradtap.cli.output import Csv, Json, Jsonl, emit, form_of
 from gradtap.cli.places import asking
 from gradtap.query.answer import Answer
@@ -24,12 +25,21 @@ def norms(
     steps: Annotated[
         str, typer.Option(metavar="A:B:C", help="Steps A up to, not including, B, every C-th; all if not given.")
     ] = "",
-    stat: Annotated[str, typer.Option(help="l2, l1, absmax, mean, std, zeros, nan or inf.")] = "l2",
+    stat: Annotated[
+        str,
+        typer.Option(
+            help="l2, l1, absmax, mean, std, zeros, nan or inf.",
+            autocompletion=words_of("l2", "l1", "absmax", "mean", "std", "zeros", "nan", "inf"),
+        ),
+    ] = "l2",
     as_json: Json = False,
     as_jsonl: Jsonl = False,
     as_csv: Csv = False,
 ) -> None:
-    """Show a statistic of each parameter over the steps, as a heat map or a table."""
+    """Show a statistic of each parameter over the steps.
+
+    A heat map for eyes; --csv has a row for each parameter and a column for each step.
+    """
     form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=as_csv)
     range_of(steps)
     with asking(store, run) as place:

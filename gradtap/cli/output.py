@@ -135,9 +135,13 @@ def _cell(value: Any) -> Any:
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
+        if any(isinstance(item, (list, tuple, Mapping)) for item in value):
+            return json.dumps(plain({"": value})[""])
         return "x".join(map(str, value)) if all(isinstance(item, int) for item in value) else " ".join(map(str, value))
     if isinstance(value, Mapping):
         return to_json(value)
+    if isinstance(value, bool):
+        return str(value).lower()
     return "" if value is None else value
 
 

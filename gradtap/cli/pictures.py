@@ -54,7 +54,7 @@ class Heatmap:
         from rich.text import Text
 
         colour = console.color_system is not None and not console.no_color
-        label = min(max(map(len, self.rows), default=0), max(8, options.max_width // 3))
+        label = _label_width(self.rows, options.max_width)
         room = max(1, options.max_width - label - 1)
         binned = [_joined(row, room) for row in self.values]
         low, high = _log_range(binned)
@@ -114,7 +114,7 @@ def histogram(counts: Sequence[int], edges: Sequence[float], zero: int | None = 
 def histogram_title(counts: Sequence[int], zero: int) -> str:
     """What a row of the histogram of powers of two spans, after joining."""
     power = 2 ** _joining(counts, zero)
-    return f"values by power of {'two' if power == 2 else power}"
+    return "values by sign and magnitude, a row for each " + ("power of two" if power == 2 else f"factor of {power}")
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
@@ -166,6 +166,15 @@ def _blend(level: float) -> tuple[int, int, int]:
 
 def _rgb(colour: tuple[int, int, int]) -> str:
     return ",".join(map(str, colour))
+
+
+def _label_width(names: Sequence[str], room: int) -> int:
+    """Columns for the names: a third of the room, more where shortened names would be alike, half at the most."""
+    longest = max(map(len, names), default=0)
+    width = min(longest, max(8, room // 3))
+    while width < min(longest, room // 2) and len({_shortened(name, width) for name in names}) < len(set(names)):
+        width += 1
+    return width
 
 
 def _shortened(name: str, width: int) -> str:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from gradtap.cli.output import say
 from gradtap.errors import GradtapError, UsageError
+from gradtap.remote.address import is_address
 
 if TYPE_CHECKING:
-    from gradtap.query.local import LocalPlace
+    from gradtap.query.place import Place
     from gradtap.read.catalog import Catalog
-    from gradtap.remote.place import RemotePlace
-
-    AnyPlace: TypeAlias = LocalPlace | RemotePlace
 
 
 @contextlib.contextmanager
-def asking(store: str, run: str | None = None) -> Iterator[AnyPlace]:
+def asking(store: str, run: str | None = None) -> Iterator[Place]:
     """As `place_of`, let go of at the end. What a user must know before any answer goes to stderr."""
     place = place_of(store, run)
     try:
@@ -26,10 +26,10 @@ def asking(store: str, run: str | None = None) -> Iterator[AnyPlace]:
             say(notice)
         yield place
     finally:
-        close(place)
+        place.close()
 
 
-def place_of(store: str, run: str | None = None) -> AnyPlace:
+def place_of(store: str, run: str | None = None) -> Place:
     """The run that a command line names: `store` is a folder or an address, `run` chooses where it has several.
 
     Raises `UsageError` with the names where one must be chosen, `RunNotFoundError` with near names, and as
@@ -40,6 +40,8 @@ def place_of(store: str, run: str | None = None) -> AnyPlace:
         from gradtap.remote.place import remote_place
 
         return remote_place(address_of(store), run)
+    if re.fullmatch(r"[A-Za-z0-9.-]+:[0-9]{1,5}(/.*)?", store) and not os.path.exists(store):
+        raise UsageError(f"there is no folder {store}; the address of a server begins with http://: http://{store}")
     from gradtap.query.local import LocalPlace
     from gradtap.read import open
 
@@ -64,18 +66,6 @@ def folder_of_run(store: str, run: str | None = None) -> str:
         )
     catalog = _catalog(store, run)
     return store if catalog is None else str(catalog.only(run).path)
-
-
-def close(place: AnyPlace) -> None:
-    """Let go of files or connections."""
-    from gradtap.query.local import LocalPlace
-
-    (place.run if isinstance(place, LocalPlace) else place).close()
-
-
-def is_address(store: str) -> bool:
-    """Whether STORE is a server's address."""
-    return store.lower().startswith(("http://", "https://"))
 
 
 def _catalog(store: str, run: str | None) -> Catalog | None:

@@ -19,7 +19,7 @@ LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 def serve(
     stores: Annotated[
         list[str] | None,
-        typer.Argument(metavar="STORE...", help="Folders, each of a run or of several; GRADTAP_SERVER_STORES if none."),
+        typer.Argument(metavar="STORE", help="Folders, each of a run or of several; GRADTAP_SERVER_STORES if none."),
     ] = None,
     *,
     host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need a token.")] = "127.0.0.1",
@@ -35,9 +35,10 @@ def serve(
     log_level: Annotated[str, typer.Option(help="critical, error, warning, info, debug or trace.")] = "warning",
     as_json: Annotated[bool, typer.Option("--json", help="Say that it is ready by one JSON object on stdout.")] = False,
 ) -> None:
-    """Serve runs over HTTP until Ctrl-C: JSON, arrays, metrics, API docs.
+    """Serve runs over HTTP until Ctrl-C.
 
-    Everything else is a setting: GRADTAP_SERVER_* in the environment, as the README lists them.
+    JSON, arrays, metrics, API docs. Everything else is a setting: GRADTAP_SERVER_* in the environment, as
+    the README lists them.
     """
     if log_level not in LEVELS:
         raise UsageError(

@@ -15,7 +15,7 @@ from gradtap.query.answer import plain
 from gradtap.query.words import is_range
 
 if TYPE_CHECKING:
-    from gradtap.cli.places import AnyPlace
+    from gradtap.query.place import Place
     from gradtap.types import GradSlice
 
 
@@ -46,7 +46,7 @@ def show(
         emit(answer, form, pictures=_pictures(answer.facts) if form == "table" else ())
 
 
-def _tags(place: AnyPlace, grad: GradSlice) -> tuple[str, dict[str, Any] | None]:
+def _tags(place: Place, grad: GradSlice) -> tuple[str, dict[str, Any] | None]:
     """The run's id, and the tags of the step; None where they do not read, which stderr says, and of old attempts."""
     answer = place.steps(str(grad.step), tags=True)
     row: Mapping[str, Any] = next(iter(answer.rows), {})

@@ -19,7 +19,7 @@ def steps(
     *,
     run: RunName = None,
     within: Annotated[
-        str, typer.Option("--range", metavar="A:B:C", help="Steps A up to, not including, B, every C-th.")
+        str, typer.Option("--steps", metavar="A:B:C", help="Steps A up to, not including, B, every C-th.")
     ] = "",
     as_json: Json = False,
     as_jsonl: Jsonl = False,
@@ -39,7 +39,7 @@ def _warn(answer: Answer, within: str) -> None:
     if within and not answer.rows:
         first, last = answer.facts["first"], answer.facts["last"]
         there = "has no steps" if first is None else f"has steps {first} to {last}"
-        say(f"--range {within} selects no step; the run {there}")
+        say(f"--steps {within} selects no step; the run {there}")
     for row in answer.rows:
         if "tags_error" in row:
             say(f"tags of step {row['step']}: {row['tags_error']}")

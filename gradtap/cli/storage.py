@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gradtap.errors import GradtapError, StoreError, problem_of
+from gradtap.errors import ERRORS, GradtapError, NotARunError, StoreError, problem_of
 
 PROBE = 16 * 2**20
 """Bytes that the speed is measured with: a second on a slow disk, and more than a disk's own buffer takes at once."""
@@ -38,7 +38,7 @@ def store_facts(store: str) -> dict[str, Any]:
             "free_bytes": usage.free,
             "file_system": file_system(path),
         }
-        return facts | {"speed": speed(_beside(path)), "runs": _runs(store)}
+        return facts | {"speed": speed(_beside(path))} | _runs_facts(store)
     except OSError as error:
         code = problem_of(error).exit_code if isinstance(error, GradtapError) else problem_of(StoreError()).exit_code
         return facts | {"error": str(error), "exit_code": code}
@@ -101,6 +101,20 @@ def _beside(path: Path) -> Path:
         if is_run(path) and os.access(path.absolute().parent, os.W_OK | os.X_OK):
             return path.absolute().parent
     return path
+
+
+def _runs_facts(store: str) -> dict[str, Any]:
+    """The runs, and the first error among them."""
+    rows = _runs(store)
+    facts: dict[str, Any] = {"runs": rows}
+    for row in rows:
+        if "error" in row:
+            code = problem_of(ERRORS[row["error"]["slug"]]()).exit_code
+            return facts | {"error": f"{row['name']}: {row['error']['detail']}", "exit_code": code}
+    if not rows:
+        error = NotARunError(f"there is no run in {store}")
+        return facts | {"error": str(error), "exit_code": problem_of(error).exit_code}
+    return facts
 
 
 def _runs(store: str) -> list[dict[str, Any]]:

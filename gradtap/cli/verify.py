@@ -71,7 +71,8 @@ def _pictures(report: VerifyReport) -> list[Any]:
         )
     else:
         texts.append(
-            f"sound: {counted} in place and their checksums as committed; contents not decoded (--deep decodes them)"
+            f"sound as far as looked at: {counted} in place, each with the checksum that was committed beside it; what "
+            "the checksums are of was not read (--deep reads and decodes it)"
         )
     return [Text(text) for text in texts]
 

@@ -11,10 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from gradtap.cli.arguments import RunName, Store
+from gradtap.cli.live import KEPT, Screen
 from gradtap.cli.news import OPEN, News, following
 from gradtap.cli.output import Json, Jsonl, console, form_of, moment, number, say, size, to_json, write
 from gradtap.cli.places import asking
 from gradtap.errors import NotFoundError, StoreError, UsageError
+
+LINES = 10
+"""Known steps that are printed first, as `tail -f` does."""
 
 LEAST = 0.1
 """Seconds: who looks more often keeps a disk busy, and sees nothing sooner."""
@@ -25,15 +29,19 @@ def watch(
     *,
     run: RunName = None,
     interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
-    steps: Annotated[int | None, typer.Option(min=1, help="End after so many new steps.")] = None,
-    last: Annotated[int, typer.Option(min=0, help="Steps that are there already to begin with.")] = 10,
+    count: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after so many new steps.")] = None,
+    last: Annotated[
+        int | None,
+        typer.Option(min=0, help="Steps that are there already to begin with; 10 if not given, many in a live table."),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for a run that is not there yet.")] = False,
     as_json: Json = False,
     as_jsonl: Jsonl = False,
 ) -> None:
-    """Follow a run: a live table on a terminal, else a line for each new complete step.
+    """Follow a run: its new steps as they come.
 
-    Ends when nobody writes the run any more. --json and --jsonl print one object a step.
+    A live table on a terminal, else a line for each complete step. Ends when nobody writes
+    the run any more. --json and --jsonl print one object a step.
     """
     form = form_of(as_json=as_json, as_jsonl=as_jsonl, as_csv=False)
     if not interval >= LEAST:
@@ -42,11 +50,16 @@ def watch(
         _wait(store, run, interval)
     with asking(store, run) as place, _shown(form, place.label) as show:
         state = ""
-        for news in following(place, interval, most=steps, last=last):
+        for news in following(place, interval, most=count, last=_before(form) if last is None else last):
             show(news)
             state = news.state
     if state not in OPEN:
         say(f"the run is {state}: nobody writes it now")
+
+
+def _before(form: str) -> int:
+    # The table shows those that fit, and the norms of all of them as a line.
+    return KEPT if form == "table" and console().is_terminal else LINES
 
 
 def _wait(store: str, run: str | None, interval: float) -> None:
@@ -55,9 +68,9 @@ def _wait(store: str, run: str | None, interval: float) -> None:
         try:
             with asking(store, run):
                 return
-        except (StoreError, NotFoundError) as error:
+        except (StoreError, NotFoundError):
             if not said:
-                say(f"waiting: {error}")
+                say(f"waiting for a run at {store}{f' called {run}' if run else ''}")
                 said = True
         time.sleep(interval)
 
@@ -74,8 +87,6 @@ def _shown(form: str, label: str) -> Iterator[Any]:
         yield lambda news: _lines(_text(row) for row in news.rows)
         return
     from rich.live import Live
-
-    from gradtap.cli.live import Screen
 
     picture = Screen(label)
     # Drawn when there is something new: nothing moves and nothing flickers meanwhile.

@@ -64,8 +64,7 @@ def count_linear(values: NDArray[Any], bins: int) -> Histogram:
     Where all are equal, or none is finite, they span at least 1 about the value, or from 0 to 1. Raises `UsageError`
     for fewer than 1 bins or more than 512.
     """
-    if not 1 <= bins <= MOST_BINS:
-        raise UsageError(f"bins is {bins}; allowed are 1 to {MOST_BINS}")
+    check_count(bins)
     flat = np.asarray(values, np.float64).reshape(-1)
     finite = flat[np.isfinite(flat)]
     counts, edges = np.histogram(finite, _edges(finite, bins))
@@ -80,6 +79,12 @@ def count_linear(values: NDArray[Any], bins: int) -> Histogram:
         posinf=posinf,
         neginf=neginf,
     )
+
+
+def check_count(bins: int) -> None:
+    """Raise `UsageError` for fewer equal bins than 1 or more than 512."""
+    if not 1 <= bins <= MOST_BINS:
+        raise UsageError(f"bins is {bins}; allowed are 1 to {MOST_BINS}")
 
 
 def _edges(finite: NDArray[np.float64], bins: int) -> NDArray[np.float64]:

@@ -107,8 +107,9 @@ def length_of(head: GradHead, *, format: str, dtype: str) -> int | None:
     target = resolved_dtype(head, format=format, dtype=dtype)
     if format == "json" or (format == "safetensors" and head.complete is None):
         return None
-    prefix = {"raw": b"", "npy": _npy_header(head, target)}.get(format)
-    return len(_safetensors_header(head, target) if prefix is None else prefix) + head.numel * SIZES[target]
+    headers = {"npy": _npy_header, "safetensors": _safetensors_header}
+    header = headers[format](head, target) if format in headers else b""
+    return len(header) + head.numel * SIZES[target]
 
 
 def encode(grad: GradSlice, head: GradHead, *, format: str, dtype: str) -> Payload:

@@ -29,6 +29,10 @@ class LocalPlace:
     run: Run
     label: str
 
+    def close(self) -> None:
+        """Let go of the run's files."""
+        self.run.close()
+
     def notices(self) -> list[str]:
         """Sessions that do not read: their steps are missing in any answer."""
         return [

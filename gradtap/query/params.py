@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradtap.errors import IncompleteError, ParamNotFoundError, near_names, nearest
-from gradtap.matching import matches
+from gradtap.errors import IncompleteError, ParamNotFoundError
+from gradtap.matching import found_by, near_params
 from gradtap.query.answer import Answer
 from gradtap.query.words import step_of
 
@@ -52,23 +52,12 @@ def params(run: Run, match: str = "", *, step: str = "last") -> Answer:
 
 
 def matching(run: Run, pattern: str) -> list[ParamSpec]:
-    """Parameters of which a name or alias holds the pattern, or matches it whole where it has wildcards; model order.
-
-    A name in full is that parameter alone, empty is all, a leading `!` turns it round. Raises `ParamNotFoundError`
-    when there is none, with near names.
-    """
-    if own := [p for p in run.params if pattern in (p.name, *p.aliases)]:
-        return own
-    sign = "!" if pattern.startswith("!") else ""
-    part = pattern.removeprefix("!")
-    glob = pattern if any(wild in part for wild in "*?[") else f"{sign}*{part}*"
-    found = [p for p in run.params if matches(glob, p)]
+    """The parameters that a text finds (`gradtap.matching.found_by`). Raises `ParamNotFoundError` for none."""
+    found = found_by(pattern, run.params)
     if not found:
-        names = [p.name for p in run.params]
-        near = nearest(pattern, names)
-        raise ParamNotFoundError(f"no parameter of the run matches {pattern!r}{near or '; see run.params'}").noting(
-            did_you_mean=near_names(pattern, names)
-        )
+        near = near_params(pattern, run.params)
+        said = f"did you mean {', '.join(near)}?" if near else "see run.params"
+        raise ParamNotFoundError(f"no parameter of the run matches {pattern!r}; {said}").noting(did_you_mean=near)
     return found
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from gradtap.query.answer import Answer
 from gradtap.query.formats import Payload
 from gradtap.types import GradSlice
+
+Progress = Callable[[int, int], None]
 
 
 class Place(Protocol):
@@ -61,8 +64,12 @@ class Place(Protocol):
         attempt: int | None = None,
         partial: bool = False,
         as_consumed: bool = False,
+        progress: Progress | None = None,
     ) -> GradSlice:
-        """The gradient or a slice of it; stacked over a new leading axis where `step` is a range."""
+        """The gradient or a slice of it; stacked over a new leading axis where `step` is a range.
+
+        `progress` is called with what is done and the whole, in a unit of the place's own.
+        """
 
     def payload(
         self,
@@ -75,5 +82,9 @@ class Place(Protocol):
         as_consumed: bool = False,
         format: str = "npy",
         dtype: str = "stored",
+        progress: Progress | None = None,
     ) -> Payload:
         """The same as bytes of a file format."""
+
+    def close(self) -> None:
+        """Let go of files or connections."""

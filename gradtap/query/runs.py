@@ -53,6 +53,7 @@ def _row(name: str, run: Run) -> dict[str, Any]:
         "name": name,
         "run": run.id,
         "state": sessions[-1].state if sessions else "empty",
+        "damaged": run.damaged,
         "engine": sound[-1].engine if sound else None,
         "world": sound[-1].world if sound else None,
         "steps": {"first": steps[0] if steps else None, "last": steps[-1] if steps else None, "count": len(steps)},

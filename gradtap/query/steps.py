@@ -26,22 +26,23 @@ def steps(run: Run, within: str = "", *, tags: bool = False) -> Answer:
     """
     wanted = range_of(within)
     ledger, complete = run.ledger, set(run.steps)
-    # Whole columns, once: a row at a time would read every column for every step.
-    absent = [None] * len(ledger.steps)
-    columns = {name: ledger[name].tolist() if name in ledger else absent for name in COLUMNS}
-    columns["norm"] = _norms(run, complete, ledger.steps, columns)
     chosen = [at for at, step in enumerate(ledger.steps) if holds(wanted, step)]
-    attempts = run.attempt_counts([ledger.steps[at] for at in chosen])
+    numbers = [ledger.steps[at] for at in chosen]
+    # A column at a time: a row at a time would read every column for every step. Plain values of the chosen rows alone.
+    absent = [None] * len(chosen)
+    columns = {name: ledger[name][chosen].tolist() if name in ledger else absent for name in COLUMNS}
+    columns["norm"] = _norms(run, complete, numbers, columns)
+    attempts = run.attempt_counts(numbers)
     rows = [
         {
-            "step": (step := ledger.steps[at]),
+            "step": step,
             "attempt": attempt or None,
             "complete": step in complete,
             **{name: column[at] for name, column in columns.items()},
             "flags": list(names_of(columns["flags"][at] or 0)),
             **(tags_of(run, step) if tags else {}),
         }
-        for at, attempt in zip(chosen, attempts, strict=True)
+        for at, (step, attempt) in enumerate(zip(numbers, attempts, strict=True))
     ]
     known = ledger.steps
     facts = {"run": run.id, "first": known[0] if known else None, "last": known[-1] if known else None}

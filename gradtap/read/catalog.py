@@ -43,9 +43,12 @@ class Catalog:
             raise UsageError(f"stores are {stores!r}; give a list of folders, such as [{os.fspath(stores)!r}]")
         # The process may go to another folder later.
         self.stores = tuple(Path(os.path.abspath(folder_of(store))) for store in stores)
+        self.names = tuple({os.fspath(store), os.path.realpath(store)} for store in self.stores)
+        """The paths that each store goes by: as it was given, and where its links lead."""
         self._every = every
         self._clock = clock
         self._lock = threading.RLock()
+        self._looking = threading.Lock()
         self._scanned = -float("inf")
         self._entries: tuple[RunEntry, ...] = ()
         self._open: dict[Key, Run] = {}
@@ -53,10 +56,13 @@ class Catalog:
 
     def entries(self) -> tuple[RunEntry, ...]:
         """Every run, by store and name; those that do not open, and folders that do not read, have their `error`."""
+        if self._clock() - self._scanned >= self._every:
+            self._look_again()
+        return self.known()
+
+    def known(self) -> tuple[RunEntry, ...]:
+        """The entries as of the last look, without another one: touches no disk."""
         with self._lock:
-            if self._clock() - self._scanned >= self._every:
-                self._scan()
-                self._scanned = self._clock()
             return tuple(replace(e, error=e.error or self._failed.get((e.path, e.id))) for e in self._entries)
 
     def check(self) -> None:
@@ -64,6 +70,11 @@ class Catalog:
         for entry in self.entries():
             if entry.folder and entry.within == "." and entry.error is not None:
                 raise entry.error
+
+    def count(self, run: str) -> int:
+        """How many runs had this id at the last look: copies of a folder share it. Touches no disk."""
+        with self._lock:
+            return sum(entry.id == run for entry in self._entries)
 
     def find(self, name: str) -> RunEntry:
         """The run of that slug or id.
@@ -149,21 +160,39 @@ class Catalog:
             # They stay, with all that is known of them; only their files are let go.
             run.close()
 
-    def _scan(self) -> None:
-        seen: set[str] = set()
+    def _look_again(self) -> None:
+        # Only who has nothing yet waits for another one's look: a slow disk holds up one request, not all.
+        if not self._looking.acquire(blocking=self._scanned == -float("inf")):
+            return
+        try:
+            if self._clock() - self._scanned >= self._every:
+                self._take(self._found())
+        finally:
+            self._looking.release()
+
+    def _found(self) -> tuple[RunEntry, ...]:
         found = []
+        chosen: dict[str, tuple[bool, RunEntry]] = {}
         for store in self.stores:
+            root = os.path.realpath(store)
             for entry in discover(store):
-                # One folder may be reached by two stores, or by a link.
+                # One folder may be reached by two stores, or by a link; a way without links below the store is its own.
                 where = os.path.realpath(entry.path)
-                if where not in seen:
-                    seen.add(where)
-                    found.append(entry)
-        self._entries = told_apart(found)
-        keys = {(entry.path, entry.id) for entry in self._entries}
-        for key in [key for key in self._open if key not in keys]:
-            self._open.pop(key).close()
-        self._failed = {key: error for key, error in self._failed.items() if key in keys}
+                own = where == os.path.normpath(os.path.join(root, entry.within))
+                if where not in chosen or (own and not chosen[where][0]):
+                    chosen[where] = own, entry
+                found.append((where, entry))
+        return told_apart(entry for where, entry in found if chosen[where][1] is entry)
+
+    def _take(self, entries: tuple[RunEntry, ...]) -> None:
+        self.names = tuple({os.fspath(store), os.path.realpath(store)} for store in self.stores)
+        keys = {(entry.path, entry.id) for entry in entries}
+        with self._lock:
+            self._entries, self._scanned = entries, self._clock()
+            gone = [self._open.pop(key) for key in list(self._open) if key not in keys]
+            self._failed = {key: error for key, error in self._failed.items() if key in keys}
+        for run in gone:
+            run.close()
 
 
 def _shares(entry: RunEntry, name: str) -> bool:

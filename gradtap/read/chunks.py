@@ -123,15 +123,17 @@ class ChunkReader:
         return DamagedError(
             f"{self.path(chunk, capture)} (chunk {chunk.entry} of capture {capture}): {what}; parameter {name!r}, step "
             f"{step}, elements {chunk.start} to {chunk.stop}, written by rank {chunk.owner}; nothing was read in its "
-            f"place: run `gradtap verify {self.session.run}` to see all that is damaged"
+            f"place: run `gradtap verify --deep {self.session.run}` to see all that is damaged"
         )
 
     def _body(self, chunk: ChunkPlan, capture: int, step: int, crc: int, *, deep: bool, fresh: bool) -> memoryview:
         array = self.session.plan.arrays[chunk.array]
         path = self.path(chunk, capture)
         try:
-            handle = self.files.get(path, fresh=fresh)
-            found = read_entry(handle.fd, array.time, array.entries, capture % array.time, chunk.entry, name=path)
+            with naming("read", path):
+                handle = self.files.get(path, fresh=fresh)
+                found = read_entry(handle.fd, array.time, array.entries, capture % array.time, chunk.entry, name=path)
+                size = os.fstat(handle.fd).st_size
         except DamagedError as error:
             raise self.damage(chunk, capture, step, str(error)) from error
         except GradtapError as error:
@@ -140,7 +142,7 @@ class ChunkReader:
             raise
         if found is None:
             raise self.damage(chunk, capture, step, f"the entry is empty, the journal has crc32c {crc:08x} for it")
-        self._check_range(chunk, capture, step, found, os.fstat(handle.fd).st_size)
+        self._check_range(chunk, capture, step, found, size)
         offset, nbytes = found
         skip = 0 if deep else nbytes - CRC_BYTES
         with naming("read", path):

@@ -5,6 +5,7 @@ Not here: opening runs and keeping them (`catalog`).
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -54,6 +55,8 @@ class RunEntry:
 def discover(store: Path) -> Iterator[RunEntry]:
     """The run that a folder is, or the runs below it, in the order of their names; not yet told apart.
 
+    Links are followed, out of the store too: who can make a link in a store decides what is served of it. `Catalog`
+    lists a run once that is reached in several ways, by the way without links if there is one.
     Hidden folders and what lies within runs are passed over. Raises nothing: what does not read is an entry with its
     error, the store itself too.
     """
@@ -115,8 +118,18 @@ def _look(folder: Path, store: Path, depth: int) -> Iterator[RunEntry]:
 
 def _folders(folder: Path) -> Sequence[Path]:
     with os.scandir(folder) as entries:
-        names = [e.name for e in entries if not e.name.startswith(".") and e.name not in _OF_THE_DISK and e.is_dir()]
+        seen = [entry for entry in entries if not entry.name.startswith(".") and entry.name not in _OF_THE_DISK]
+        names = [entry.name for entry in seen if _may_be_folder(entry)]
     return [folder / name for name in sorted(names)]
+
+
+def _may_be_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether there may be runs in it. A link that leads nowhere, or round in a ring, holds nothing."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        # What cannot be looked at is for the look into it to say: its neighbours have nothing to do with it.
+        return error.errno != errno.ELOOP
 
 
 def _unlisted(folder: Path, error: OSError) -> StoreError:

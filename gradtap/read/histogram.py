@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradtap.encode.counting import MOST_BINS, Histogram, count_linear, count_log2
+from gradtap.encode.counting import Histogram, check_count, count_linear, count_log2
 from gradtap.encode.histogram import ZERO_BIN, bin_edges
 from gradtap.errors import IncompleteError, UsageError, nearest
 from gradtap.read.request import GradRequest
@@ -42,7 +42,7 @@ def histogram_of(wanted: GradRequest, *, bins: int | None, scale: str, stored: b
     elif not stored:
         found = count_log2(wanted.read().values)
     else:
-        found = _stored(wanted)
+        found = stored_histogram(wanted)
     return GradHistogram(
         name=wanted.param.name,
         step=wanted.steps[0],
@@ -60,11 +60,15 @@ def check_bins(bins: int | None, scale: str) -> None:
         raise UsageError(f"scale is {scale!r}; allowed are {', '.join(SCALES)}{nearest(scale, SCALES)}")
     if scale == "log2" and bins is not None:
         raise UsageError(f"bins is {bins}, but scale log2 has a bin for each power of two; use scale linear")
-    if bins is not None and not 1 <= bins <= MOST_BINS:
-        raise UsageError(f"bins is {bins}; allowed are 1 to {MOST_BINS}")
+    if bins is not None:
+        check_count(bins)
 
 
-def _stored(wanted: GradRequest) -> Histogram:
+def stored_histogram(wanted: GradRequest) -> Histogram:
+    """The histogram that was stored with the capture. Reads summaries alone.
+
+    Raises `IncompleteError` where none was, by the session or of this parameter.
+    """
     place = wanted.places[0]
     summaries = place.reader.summaries
     if "hist" not in summaries.stats:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradtap.errors import IncompleteError, ParamNotFoundError, UsageError, near_names, nearest
-from gradtap.matching import Select, select_params
+from gradtap.matching import Select, found_by, near_params, select_params
 from gradtap.read.assemble import SessionReader
 from gradtap.read.attempts import Place
 from gradtap.store.ledger_fields import SUMMARY_STATS
@@ -75,28 +75,29 @@ def _shown(count: int) -> list[int | None]:
 def check_stat(stat: str) -> str:
     """`stat` itself. Raises `UsageError` for one that is not stored as one number a parameter and step."""
     if stat not in STATS:
-        raise UsageError(f"stat is {stat!r}; allowed are {', '.join(STATS)}")
+        raise UsageError(f"stat is {stat!r}; allowed are {', '.join(STATS)}{nearest(stat, STATS)}")
     return stat
 
 
 def matching(match: Select | None, params: Sequence[ParamSpec]) -> tuple[str, ...]:
     """Names of the stored parameters that `match` means, in their own order; None means all of them.
 
-    `match` is a name or an alias, a glob such as `layers.*.bias`, several globs (`!` excludes), or a function over
-    (name, shape). Raises `ParamNotFoundError` where it means none, `UsageError` for anything else.
+    `match` is a text (a name, part of one, or a glob such as `layers.*.bias`), several globs (`!` excludes), or a
+    function over (name, shape). Raises `ParamNotFoundError` where it means none, `UsageError` for anything else.
     """
     stored = [p for p in params if p.stored]
-    # A name is taken as it stands first: one with brackets in it is a glob that does not match itself.
-    if isinstance(match, str) and (own := [p.name for p in stored if match in (p.name, *p.aliases)]):
-        return tuple(own)
+    if isinstance(match, str):
+        if found := found_by(match, stored):
+            return tuple(p.name for p in found)
+        near = near_params(match, stored)
+        said = f"; did you mean {', '.join(near)}?" if near else ""
+        raise ParamNotFoundError(f"match={match!r} names no parameter with stored gradients{said}").noting(
+            did_you_mean=near
+        )
     try:
         chosen = select_params(match, stored)
     except ParamNotFoundError as error:
-        near = nearest(match, [p.name for p in stored]) if isinstance(match, str) else ""
-        names = near_names(match, [p.name for p in stored]) if isinstance(match, str) else []
-        raise ParamNotFoundError(f"match={match!r} names no parameter with stored gradients{near}").noting(
-            did_you_mean=names
-        ) from error
+        raise ParamNotFoundError(f"match={match!r} names no parameter with stored gradients") from error
     return tuple(p.name for i, p in enumerate(stored) if chosen is None or i in chosen)
 
 
@@ -111,15 +112,21 @@ def read_norms(
     steps = tuple(step for step, _, _ in places)
     values = np.full((len(params), len(places)), np.nan)
     readers = {id(reader): reader for _, reader, _ in places}
-    if readers and all(stat not in reader.summaries.stats for reader in readers.values()):
-        raise IncompleteError(
-            f"no session of these steps stored {stat!r}: they were recorded with summary='none' or by a gradtap that "
-            "did not store it; compute it from run.grad(name, step), or record with summary='basic' or 'full'"
-        )
+    check_taken(readers.values(), stat)
     for reader in readers.values():
         if stat in reader.summaries.stats:
             _take(reader, places, params, stat, values)
     return Norms(stat=stat, params=params, steps=steps, values=values)
+
+
+def check_taken(readers: Iterable[SessionReader], stat: str) -> None:
+    """Raise `IncompleteError` where none of some sessions stored the statistic. Reads metadata alone."""
+    held = [stat in reader.summaries.stats for reader in readers]
+    if held and not any(held):
+        raise IncompleteError(
+            f"no session of these steps stored {stat!r}: they were recorded with summary='none' or by a gradtap that "
+            "did not store it; compute it from run.grad(name, step), or record with summary='basic' or 'full'"
+        )
 
 
 def read_summary(place: Place, specs: Sequence[ParamSpec], match: Select | None) -> StepSummary:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradtap.errors import NotARunError, UsageError
+from gradtap.errors import DamagedError, NotARunError, UsageError
 from gradtap.store.paths import session_folders
 from gradtap.store.runfile import RUN_NAME, RunFile, read_run
 
@@ -29,14 +29,14 @@ def folder_of(path: object) -> Path:
 
 
 def read_run_there(run: Path) -> RunFile:
-    """As `read_run`; a run whose run.json alone is missing is named as that."""
+    """As `read_run`; a run whose run.json alone is missing is damaged, and named as that."""
     try:
         return read_run(run)
     except NotARunError as error:
         there = session_folders(run)
         if not there:
             raise
-        raise NotARunError(f"{run / RUN_NAME} is lost; {words_of(there)} in the folder: {LOST_RUN}") from error
+        raise DamagedError(f"{run / RUN_NAME} is lost; {words_of(there)} in the folder: {LOST_RUN}") from error
 
 
 def words_of(sessions: Sequence[str]) -> str:

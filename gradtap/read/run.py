@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradtap.errors import (
     DamagedError,
@@ -41,10 +41,6 @@ from gradtap.selection import Selection
 from gradtap.store.paths import SessionPaths
 from gradtap.store.runfile import RUN_NAME, RunFile
 from gradtap.types import GradSlice, ParamSpec, SessionPlan
-
-if TYPE_CHECKING:
-    from gradtap.query.answer import Answer
-    from gradtap.query.audit import Finding
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
@@ -201,6 +197,11 @@ class Run:
         places = self._attempts().places(one_step(step)) or self._absent(one_step(step))
         return tuple(Attempt(number=p.attempt, session=p.reader.session.name, capture=p.capture) for p in places)
 
+    def in_force(self, steps: Sequence[int]) -> tuple[Place, ...]:
+        """The newest complete capture of each of these steps. Raises as `attempts`."""
+        index = self._attempts()
+        return tuple(self._place(each, index, attempt=None, partial=False) for each in steps)
+
     def grad(
         self,
         name: str,
@@ -254,30 +255,17 @@ class Run:
         options = {"stacked": step is None, "partial": partial, "as_consumed": as_consumed}
         return request(self.id, param, where, places, whole=not self._damaged, **options)
 
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """Faults of the training loop that the ledger shows; see `gradtap.query.audit`. Reads no gradient."""
-        from gradtap.query.audit import findings
-
-        return findings(self)
-
-    def audit(self) -> Answer:
-        """The findings as the command line and the service give them, and which faults could not be looked for."""
-        from gradtap.query.audit import audit
-
-        return audit(self)
-
     def norms(self, match: Select | None = None, steps: Steps | None = None, stat: str = "l2") -> Norms:
         """Parameter x step matrix of a stored statistic; reads summaries only.
 
-        `match`: None (all), a name, a glob (`layers.*.weight`), several (`!` excludes), or a function over (name,
-        shape). `steps` as in `grad`; all by default. `stat`: l2, l1, absmax, mean, std, zeros, nan or inf. Raises
-        `ParamNotFoundError`, `StepNotFoundError`, `UsageError`, and `IncompleteError` where no summaries were stored.
+        `match`: None (all), a name or part of one, a glob (`layers.*.weight`), several (`!` excludes), or a function
+        over (name, shape). `steps` as in `grad`; all by default. `stat`: l2, l1, absmax, mean, std, zeros, nan or inf.
+        Raises `ParamNotFoundError`, `StepNotFoundError`, `UsageError`, and `IncompleteError` where no summaries were
+        stored.
         """
         check_stat(stat)
-        index = self._attempts()
-        chosen = index.steps if steps is None else chosen_steps(steps, index.steps)
-        places = [self._place(each, index, attempt=None, partial=False) for each in sorted(set(chosen))]
+        known = self.steps
+        places = self.in_force(sorted(set(known if steps is None else chosen_steps(steps, known))))
         return read_norms([(p.step, p.reader, p.capture) for p in places], self.params, match=match, stat=stat)
 
     def record(self, step: int, *, attempt: int | None = None) -> StepRecord:

@@ -19,7 +19,7 @@ from gradtap.read.session import Session
 from gradtap.read.summaries import SummaryReader
 from gradtap.store.ledger_fields import FIELDS_BY_NAME, LEDGER_FIELDS, LedgerField
 from gradtap.store.merge import merge_field, settle_untouched
-from gradtap.store.rows import RowSpec
+from gradtap.store.rows import RowSpec, held_rows
 
 Array = NDArray[Any]
 
@@ -77,13 +77,46 @@ class SessionLedger:
             return values
         if field.merge == "merged":
             return self._norms(values, start, stop)
-        marker = "state" if field.late else "step"
+        marker = _marker(field)
         known = values if name == marker else self._published(marker, start, stop)
-        behind = np.flatnonzero(known == FIELDS_BY_NAME[marker].fill)
+        published = known != FIELDS_BY_NAME[marker].fill
+        lost = self._lost(spec, values, published, start)
+        if lost.any() and field.name == "flags":
+            # What the comparison of norms found stands in the merged rows alone.
+            raise self._gone(spec, start + int(np.flatnonzero(lost)[0]))
+        behind = np.flatnonzero(~published | lost)
         if behind.size:
             first, last = int(behind[0]), int(behind[-1]) + 1
             values[behind] = self.from_ranks(field, start + first, start + last)[behind - first]
+            self._refuse_absent(spec, lost, start)
         return values
+
+    def _lost(self, spec: RowSpec | None, values: Array, published: NDArray[np.bool_], start: int) -> NDArray[np.bool_]:
+        """Which published rows of a column are not stored: a file that is gone reads as the fill."""
+        lost = np.zeros(len(values), bool)
+        if spec is None:
+            return lost
+        suspect = np.flatnonzero(published & _is_blank(values, spec.fill))
+        if suspect.size:
+            first, last = int(suspect[0]), int(suspect[-1]) + 1
+            held = held_rows(self.session.paths.zarr, spec, start + first, start + last)
+            lost[suspect] = ~held[suspect - first]
+        return lost
+
+    def _refuse_absent(self, spec: RowSpec | None, lost: NDArray[np.bool_], start: int) -> None:
+        """Raise `DamagedError` for lost rows that no rank has either, so that nothing could take their place."""
+        at = np.flatnonzero(lost)
+        if not at.size:
+            return
+        first, last = int(at[0]), int(at[-1]) + 1
+        steps = self.from_ranks(FIELDS_BY_NAME["step"], start + first, start + last)[at - first]
+        if (steps < 0).any():
+            raise self._gone(spec, start + int(at[np.flatnonzero(steps < 0)[0]]))
+
+    def _gone(self, spec: RowSpec | None, row: int) -> DamagedError:
+        assert spec is not None, "only a stored column has lost rows"
+        file = spec.file(self.session.paths.zarr, row // spec.rows)
+        return DamagedError(f"{file} is missing, though row {row} of it was published; run `gradtap verify`")
 
     def facts(self, steps: Sequence[int], param: int) -> list[tuple[float, int]]:
         """Factor and flags of one parameter at ascending steps of this session, one pair for each.
@@ -141,7 +174,14 @@ class SessionLedger:
     def _rank_rows(self, rank: int, field: LedgerField, start: int, stop: int) -> Array:
         spec = self.session.arrays.rank("ledger", rank, field.name)
         if spec is not None:
-            return self.session.read(spec, start, stop)
+            values = self.session.read(spec, start, stop)
+            marker = self.session.arrays.rank("ledger", rank, _marker(field))
+            if marker is not None and marker is not spec:
+                written = self.session.read(marker, start, stop) != FIELDS_BY_NAME[_marker(field)].fill
+                lost = np.flatnonzero(self._lost(spec, values, written, start))
+                if lost.size:
+                    raise self._gone(spec, start + int(lost[0]))
+            return values
         # A rank that has not begun yet; as wide as the merged rows, so that ranks still fit together.
         merged = self.session.arrays.get(f"_ledger/{field.name}")
         return _blank(field, stop - start) if merged is None else merged.blank(stop - start)
@@ -163,6 +203,17 @@ class SessionLedger:
             return np.asarray(np.hypot.reduce(l2, axis=1))
         norms = np.hypot.reduce(np.where(taken, l2, 0.0), axis=1)
         return np.where(taken.any(axis=1), norms, np.nan)
+
+
+def _marker(field: LedgerField) -> str:
+    """The column that says whether a row of this one is written."""
+    return "state" if field.late else "step"
+
+
+def _is_blank(values: Array, fill: float | int) -> NDArray[np.bool_]:
+    """Rows that hold nothing but the fill."""
+    blank = np.isnan(values) if values.dtype.kind == "f" and np.isnan(fill) else values == fill
+    return np.asarray(blank.reshape(len(values), -1).all(axis=1))
 
 
 def _plain_field(name: str, spec: RowSpec) -> LedgerField:

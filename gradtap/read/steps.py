@@ -47,13 +47,21 @@ def chosen_steps(steps: Any, known: Sequence[int]) -> tuple[int, ...]:
     else:
         raise UsageError(f"steps is {steps!r}; give step numbers such as [1, 5], or a slice such as slice(100, 200)")
     if not chosen:
-        raise StepNotFoundError(f"steps={steps!r} names no recorded step; this run has {span(known)}")
+        raise StepNotFoundError(f"steps={_said(steps)} names no recorded step; this run has {span(known)}")
     return chosen
 
 
 def span(known: Sequence[int]) -> str:
     """How many steps there are, from which to which, for a message."""
     return f"{len(known)} steps, {known[0]} to {known[-1]}" if known else "no complete step yet"
+
+
+def _said(steps: Any) -> str:
+    """What was asked for, a slice as people write it."""
+    if not isinstance(steps, slice):
+        return repr(steps)
+    bounds = ["" if bound is None else str(bound) for bound in (steps.start, steps.stop, steps.step)]
+    return ":".join(bounds if bounds[2] else bounds[:2])
 
 
 def _between(steps: slice, known: Sequence[int]) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from gradtap.read.row_arrays import params_of, pieces_of
 from gradtap.read.session import Session
 from gradtap.store.ledger_fields import COUNT_STATS, SUMMARY_STATS
 from gradtap.store.merge import merge_stats
-from gradtap.store.rows import RowSpec
+from gradtap.store.rows import RowSpec, held_rows
 
 Array = NDArray[Any]
 
@@ -85,11 +85,20 @@ class SummaryReader:
             for row in np.flatnonzero(_is_fill(picked, fill).all(axis=1)):
                 capture = int(captures[at + row])
                 picked[row] = self.from_ranks(stat, capture, capture + 1)[0]
+                if _is_fill(picked[row], fill).all():
+                    self._refuse_absent(stat, capture)
             if stat in COUNT_STATS:
                 picked[picked == fill] = np.nan
             out[at:stop] = picked[:, columns]
             at = stop
         return out
+
+    def _refuse_absent(self, stat: str, capture: int) -> None:
+        """Raise `DamagedError` where a rank's row of a complete capture is not stored: it has one even if empty."""
+        for specs in self._pieces((stat,)).specs:
+            if not held_rows(self.session.paths.zarr, specs[0], capture, capture + 1).all():
+                file = specs[0].file(self.session.paths.zarr, capture // specs[0].rows)
+                raise DamagedError(f"{file} lacks row {capture}, though the capture is complete; run `gradtap verify`")
 
     def histogram(self, capture: int, column: int) -> NDArray[np.int64] | None:
         """The stored histogram of one parameter at a capture, int64 (bins,); None where none was taken.
@@ -100,6 +109,8 @@ class SummaryReader:
         counts = self.session.read(spec, capture, capture + 1)[0, column]
         if (counts == spec.fill).all():
             counts = self.from_ranks("hist", capture, capture + 1)[0, column]
+            if (counts == spec.fill).all():
+                self._refuse_absent("hist", capture)
         return None if (counts == spec.fill).all() else np.array(counts, np.int64)
 
     def taken(self, captures: NDArray[np.int64]) -> NDArray[np.bool_] | None:

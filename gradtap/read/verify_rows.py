@@ -11,6 +11,7 @@ from gradtap import words
 from gradtap.errors import DamagedError, GradtapError
 from gradtap.read.report import Findings
 from gradtap.read.session import Session
+from gradtap.read.verify_held import check_held
 from gradtap.read.verify_journals import Journals
 from gradtap.store.journal import JournalReader
 from gradtap.store.row_metadata import RANK_PATH
@@ -63,6 +64,7 @@ def check_rows(
         length = journals.extent if spec.axis == "capture" else journals.rows
         for number in range(-(-length // spec.rows)):
             _check_file(session, spec, number, min(length, (number + 1) * spec.rows), found)
+    check_held(session, journals, specs, found)
     _check_published(session, journals, published, found)
     if journals.closed and "_ledger/step" in specs:
         _check_ledger(session, journals.rows, specs, found)

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 from gradtap.errors import UsageError
 
 API = "/api/v1"
+"""What the addresses of runs begin with, at every server; another number would be another contract."""
 
 _RUN = re.compile(rf"(?P<base>.*?){API}(/runs(/(?P<run>[^/]+))?)?", re.DOTALL)
 

@@ -1,8 +1,10 @@
-"""Gradients out of HTTP answers: the facts in `X-Gradtap-*` headers, and an array over the body."""
+"""Gradients out of HTTP answers: the facts in `X-Gradtap-*` headers, and an array over the body.
+
+Not here: whether they are those of what was asked for (`identity`).
+"""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,11 +14,21 @@ from urllib.parse import unquote
 import numpy as np
 
 from gradtap.errors import StoreError
+from gradtap.query.cast import SIZES
 from gradtap.remote.client import Reply
 from gradtap.remote.problems import stranger
 from gradtap.types import GradSlice
 
 T = TypeVar("T")
+
+HEADER = 2**20
+"""Bytes that the head of a file may take beside its values and what it lists for each step."""
+
+PER_STEP = 128
+"""Bytes that a file may take to list a step, its attempt and its factor."""
+
+PER_NUMBER = 32
+"""Bytes of one number as text, and what stands between two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +70,29 @@ def array_facts(url: str, headers: Mapping[str, str], *, partial: bool) -> Array
     """
     try:
         return _facts(headers, partial)
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise stranger(url, f"its answer lacks the headers of an array ({error})") from error
+
+
+def most_bytes(facts: ArrayFacts, format: str) -> int:
+    """The most bytes that a body in a format may have; just as many as that of `raw` has."""
+    values = math.prod(facts.shape) * SIZES[facts.dtype]
+    if format == "raw":
+        return values
+    if format == "json":
+        # Brackets around nothing take room too.
+        cells = math.prod(max(length, 1) for length in facts.shape)
+        values = cells * (PER_NUMBER + 4 * len(facts.shape))
+    return values + HEADER + PER_STEP * facts.count
 
 
 def array_of(facts: ArrayFacts, reply: Reply) -> np.ndarray[Any, np.dtype[Any]]:
     """The values in a raw body, in the machine's byte order, writable; no copy where that is little endian.
 
-    Raises `StoreError` for a body of another length than the headers say.
+    Raises `StoreError` for a body of another length than the headers say, and for values of a dtype that no store has.
     """
+    if facts.dtype not in ("float32", "float64"):
+        raise stranger(reply.url, f"it sent {facts.dtype} where the values as they are stored were asked for")
     dtype = np.dtype(facts.dtype)
     wanted = math.prod(facts.shape) * dtype.itemsize
     if len(reply.body) != wanted:
@@ -97,10 +123,14 @@ def _facts(headers: Mapping[str, str], partial: bool) -> ArrayFacts:
 
     if said("Byteorder") != "little":
         raise ValueError(f"Byteorder is {said('Byteorder')!r}")
+    if said("Dtype") not in SIZES:
+        raise ValueError(f"Dtype is {said('Dtype')[:40]!r}")
     stacked = "X-Gradtap-Steps" in headers
     listed = said("Steps") if stacked else said("Step")
     first, dots, last = listed.partition("..")
     steps = None if dots else _listed(listed, int)
+    if steps == () or (dots and not stacked):
+        raise ValueError(f"Step is {listed!r}")
     span = (int(first), int(last)) if steps is None else (steps[0], steps[-1])
     count = int(said("Count")) if stacked else 1
     if steps is not None and len(steps) != count:
@@ -108,12 +138,12 @@ def _facts(headers: Mapping[str, str], partial: bool) -> ArrayFacts:
     return ArrayFacts(
         run=said("Run"),
         name=unquote(said("Name"), errors="surrogateescape"),
-        shape=_listed(said("Shape"), int),
+        shape=_shape(said("Shape"), count if stacked else None),
         dtype=said("Dtype"),
         dtype_captured=said("Source-Dtype"),
         flags=_listed(headers.get("X-Gradtap-Flags", ""), str),
         # An incomplete one of which nothing is said must not pass for complete.
-        complete=bool(json.loads(headers.get("X-Gradtap-Complete", "false" if partial else "true"))),
+        complete=_flag(headers.get("X-Gradtap-Complete", "false" if partial else "true")),
         rounded=int(headers.get("X-Gradtap-Rounded", "0")),
         stacked=stacked,
         count=count,
@@ -125,6 +155,24 @@ def _facts(headers: Mapping[str, str], partial: bool) -> ArrayFacts:
         # Empty where the list is too long for a header.
         consumed=_each(headers.get("X-Gradtap-Consumed") or None, float, count),
     )
+
+
+def _shape(text: str, count: int | None) -> tuple[int, ...]:
+    shape = _listed(text, int)
+    # What no array can have: NumPy counts bytes in 63 bits.
+    if any(length < 0 for length in shape) or math.prod(max(length, 1) for length in shape) >= 2**60:
+        raise ValueError(f"Shape is {text[:80]!r}")
+    if len(shape) > 64:
+        raise ValueError(f"Shape has {len(shape)} axes")
+    if count is not None and shape[:1] != (count,):
+        raise ValueError(f"Shape is {text[:80]!r} for {count} steps")
+    return shape
+
+
+def _flag(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(f"Complete is {text[:40]!r}")
+    return text == "true"
 
 
 def _listed(text: str, kind: Callable[[str], T]) -> tuple[T, ...]:

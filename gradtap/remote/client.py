@@ -20,10 +20,14 @@ from gradtap.environment import TOKEN
 from gradtap.errors import GradtapError, StoreError, TimedOutError, UsageError
 from gradtap.remote.address import API
 from gradtap.remote.problems import error_of, stranger
+from gradtap.remote.shapes import SHAPES, check_shape
 from gradtap.version import __version__
 
 TIMEOUT = 60.0
 """Seconds without a byte after which a server counts as hung: twice what it lets a client wait."""
+
+MOST_JSON = 256 * 2**20
+"""Bytes of an answer that does not say how long it is, and of any JSON: far above what a server puts in a page."""
 
 CONNECT = 10.0
 """Seconds that a connection may take to come about."""
@@ -31,6 +35,8 @@ CONNECT = 10.0
 Query = Mapping[str, str | int | None]
 Progress = Callable[[int, int], None]
 """Called with the bytes that are here and the whole."""
+Bound = Callable[[str, Mapping[str, str], int | None], int]
+"""The most bytes that a body may have, of its address, its headers and the length that it announces, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,6 +102,9 @@ class Client:
         found = _object(reply)
         if found.get("schema") != schema:
             raise stranger(reply.url, f"its answer is not {schema}, or it is of another version")
+        name = schema.removeprefix("gradtap.").partition("/")[0]
+        if name in SHAPES:
+            check_shape(reply.url, name, found)
         return found
 
     def fetch(
@@ -106,9 +115,10 @@ class Client:
         *,
         accept: str = "*/*",
         progress: Progress | None = None,
+        bound: Bound | None = None,
     ) -> Reply:
         """As `request`, for an answer that is what was asked for. Raises what the server's problem stands for too."""
-        reply = self.request(method, path, query, accept=accept, progress=progress)
+        reply = self.request(method, path, query, accept=accept, progress=progress, bound=bound)
         if not 200 <= reply.status < 300:
             raise error_of(reply.status, bytes(reply.body), reply.url)
         return reply
@@ -121,11 +131,12 @@ class Client:
         *,
         accept: str = "*/*",
         progress: Progress | None = None,
+        bound: Bound | None = None,
     ) -> Reply:
-        """The whole answer at a path of the server, of any status.
+        """The whole answer at a path of the server, of any status. `bound` is that of an answer that is what was asked.
 
-        Raises `StoreError` where there is no server, where it points elsewhere, and for an answer that broke off;
-        `TimedOutError` for one that did not come.
+        Raises `StoreError` where there is no server, where it points elsewhere, for an answer that broke off, and for
+        one that goes on beyond its bound; `TimedOutError` for one that did not come.
         """
         url = self.base + path
         params = {name: str(value) for name, value in (query or {}).items() if value not in (None, "")}
@@ -134,8 +145,14 @@ class Client:
         with _named(url), self._http.stream(method, url, headers={"Accept": accept}, **options) as response:
             body = bytearray()
             whole = None if method == "HEAD" else _length(response)
+            # Before the body: one that has no end would never come to be looked at.
+            most = (bound if bound and response.is_success else _bound)(url, response.headers, whole)
             for piece in response.iter_bytes():
                 body += piece
+                if len(body) > most:
+                    raise StoreError(
+                        f"the answer of {url} goes on beyond the {most} bytes that it may have; it was cut"
+                    )
                 if progress is not None and whole:
                     progress(len(body), whole)
         if response.is_redirect:
@@ -143,6 +160,11 @@ class Client:
         if whole is not None and len(body) != whole:
             raise StoreError(f"the answer of {url} broke off: {len(body)} of {whole} bytes came; ask again")
         return Reply(url=url, status=response.status_code, headers=response.headers, body=body)
+
+
+def _bound(url: str, headers: Mapping[str, str], length: int | None) -> int:
+    text = "json" in headers.get("content-type", "").partition(";")[0]
+    return MOST_JSON if length is None or text else length
 
 
 def _length(response: httpx2.Response) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gradtap.errors import StoreError
-from gradtap.query.formats import MEDIA_TYPES, GradHead, Payload, length_of
+from gradtap.query.formats import MEDIA_TYPES, GradHead, Payload, length_of, resolved_dtype
 from gradtap.remote.arrays import ArrayFacts
 from gradtap.remote.client import Reply
 from gradtap.remote.problems import stranger
@@ -33,6 +33,8 @@ def payload_of(facts: ArrayFacts, reply: Reply, *, format: str, dtype: str, slic
         slice=slice,
         consumed=facts.consumed,
     )
+    if facts.dtype != (asked := resolved_dtype(head, format=format, dtype=dtype)):
+        raise stranger(reply.url, f"it sent {facts.dtype} where {asked} was asked for")
     # The header of safetensors says more than the HTTP headers do; of the others the length is known to the byte.
     wanted = length_of(head, format=format, dtype=dtype) if format in ("raw", "npy") else None
     if wanted is not None and len(reply.body) != wanted:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from gradtap.errors import NotARunError, RunNotFoundError, StoreError, UsageError
 from gradtap.query.answer import Answer
 from gradtap.query.words import ENDS, is_range, range_of
 from gradtap.remote.address import API, Address
-from gradtap.remote.arrays import ArrayFacts, array_facts, array_of, grad_of
+from gradtap.remote.arrays import ArrayFacts, array_facts, array_of, grad_of, most_bytes
 from gradtap.remote.client import Client, Progress, Query, Reply
+from gradtap.remote.identity import check_identity, check_step
 from gradtap.remote.rows import asked, with_nan
 
 if TYPE_CHECKING:
@@ -42,9 +43,12 @@ class RemotePlace:
 
     def notices(self) -> list[str]:
         """Sessions that do not read: their steps are missing in any answer."""
+        # Not `info`, for which the server looks at every file of the run.
+        rows = asked(self.client, "/runs", {"q": self.name}, name="runs", rows_name="runs", paged=True).rows
+        mine = next((row for row in rows if self.name in (row["name"], row.get("run"))), {})
         return [
             f"DAMAGED: session {name} does not read and its steps are not listed: {why}"
-            for name, why in self.info().facts["damaged"].items()
+            for name, why in mine.get("damaged", {}).items()
         ]
 
     def info(self) -> Answer:
@@ -54,17 +58,19 @@ class RemotePlace:
     def params(self, match: str = "", *, step: str = "last") -> Answer:
         """See `gradtap.query.params`."""
         path, query = f"{self._path}/params", {"match": match, "step": _word(step)}
-        return asked(self.client, path, query, name="params", rows_name="parameters", paged=True)
+        return asked(self.client, path, query, name="params", rows_name="parameters", paged=True, pinned=_its_step)
 
     def steps(self, within: str = "", *, tags: bool = False) -> Answer:
         """See `gradtap.query.steps`."""
-        query: Query = {"range": within, "tags": 1 if tags else None}
+        query: Query = {"steps": within, "tags": 1 if tags else None}
         return asked(self.client, f"{self._path}/steps", query, name="steps", rows_name="steps", paged=True)
 
     def step(self, step: str, *, attempt: int | None = None, match: str = "") -> Answer:
         """See `gradtap.query.step`."""
         path, query = f"{self._path}/steps/{_word(step)}", {"attempt": attempt, "match": match}
-        return asked(self.client, path, query, name="step", rows_name="parameters")
+        answer = asked(self.client, path, query, name="step", rows_name="parameters")
+        check_step(self.label, answer.facts, step=step, attempt=attempt)
+        return answer
 
     def norms(self, match: str = "", *, steps: str = "", stat: str = "l2") -> Answer:
         """See `gradtap.query.norms`."""
@@ -89,7 +95,9 @@ class RemotePlace:
         """See `gradtap.query.hist`."""
         query: Query = {"slice": slice, "bins": bins, "scale": scale, "attempt": attempt}
         path = f"{self._path}/steps/{_word(step)}/grads/{_part(param)}/hist"
-        return asked(self.client, path, query, name="hist", rows_name="bins")
+        answer = asked(self.client, path, query, name="hist", rows_name="bins")
+        check_step(self.label, answer.facts, step=step, attempt=attempt)
+        return answer
 
     def grad(
         self,
@@ -106,9 +114,9 @@ class RemotePlace:
         query = _asking(slice, attempt, partial, as_consumed)
         raw: Query = {**query, "format": "raw", "dtype": "stored"}
         reply = self._values("GET", param, step, raw, progress)
-        facts = array_facts(reply.url, reply.headers, partial=partial)
-        values = array_of(facts, reply)
-        return grad_of(self._completed(facts, param, step, raw, partial), values)
+        facts = self._completed(array_facts(reply.url, reply.headers, partial=partial), param, step, raw, partial)
+        self._check(reply.url, facts, param, step, attempt)
+        return grad_of(facts, array_of(facts, reply))
 
     def payload(
         self,
@@ -131,6 +139,7 @@ class RemotePlace:
         reply = self._values("GET", param, step, query, progress)
         facts = array_facts(reply.url, reply.headers, partial=partial)
         facts = self._completed(facts, param, step, query, partial)
+        self._check(reply.url, facts, param, step, attempt)
         return payload_of(facts, reply, format=format, dtype=dtype, slice=slice)
 
     @property
@@ -142,7 +151,24 @@ class RemotePlace:
             path, query = f"{self._path}/grads/{_part(param)}", {**query, "steps": step}
         else:
             path = f"{self._path}/steps/{_word(step)}/grads/{_part(param)}"
-        return self.client.fetch(method, API + path, query, progress=progress)
+
+        def bound(url: str, headers: Mapping[str, str], length: int | None) -> int:
+            facts = array_facts(url, headers, partial=bool(query.get("partial")))
+            most, form = most_bytes(facts, str(query["format"])), query["format"]
+            if length is not None and (length > most or (form == "raw" and length != most)):
+                raise StoreError(f"the answer of {url} has {length} bytes where {most} belong; ask again")
+            return most
+
+        return self.client.fetch(method, API + path, query, progress=progress, bound=bound)
+
+    def _check(self, url: str, facts: ArrayFacts, param: str, step: str, attempt: int | None) -> None:
+        def means(name: str) -> bool:
+            """Whether the run has the parameter under what was asked for: an alias, or its index."""
+            at = int(param) if re.fullmatch("[0-9]{1,9}", param) else None
+            rows = [row for row in self.params().rows if row["name"] == name]
+            return any(param in row["aliases"] or at == row["index"] for row in rows)
+
+        check_identity(url, facts, param=param, step=step, attempt=attempt, means=means)
 
     def _completed(self, facts: ArrayFacts, param: str, step: str, query: Query, partial: bool) -> ArrayFacts:
         """The facts of a long stack: what does not fit the headers of one answer is asked for apart, without data."""
@@ -153,7 +179,7 @@ class RemotePlace:
         for at, chosen in _groups(steps):
             reply = self._values("HEAD", param, at, query)
             part = array_facts(reply.url, reply.headers, partial=partial)
-            if part.steps != tuple(chosen) or not part.whole:
+            if part.steps != tuple(chosen) or not part.whole or (part.run, part.name) != (facts.run, facts.name):
                 raise StoreError(f"the steps of {self.label} changed while they were read; ask again")
             parts.append(part)
         attempts = tuple(attempt for part in parts for attempt in part.attempts or ())
@@ -213,6 +239,11 @@ def _only_run(client: Client) -> str:
 def _asking(slice: str, attempt: int | None, partial: bool, as_consumed: bool) -> Query:
     flags = {"partial": 1 if partial else None, "as_consumed": 1 if as_consumed else None}
     return {"slice": slice, "attempt": attempt, **flags}
+
+
+def _its_step(first: Mapping[str, Any]) -> Query:
+    """The step that the first of several pages is of."""
+    return {} if first.get("step") is None else {"step": str(first["step"])}
 
 
 def _part(text: str) -> str:

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gradtap.errors import StoreError, UsageError
 from gradtap.query.answer import Answer
 from gradtap.remote.client import Client, Query
+from gradtap.remote.problems import stranger
 
 PAGE = 1000
 """Rows to ask for at a time: the most that a server gives unless it was set to less."""
 
 
-def asked(client: Client, path: str, query: Query, *, name: str, rows_name: str = "", paged: bool = False) -> Answer:
-    """The answer to the query `name` at a path; all of its pages.
+def asked(
+    client: Client,
+    path: str,
+    query: Query,
+    *,
+    name: str,
+    rows_name: str = "",
+    paged: bool = False,
+    pinned: Callable[[Mapping[str, Any]], Query] = lambda first: {},
+) -> Answer:
+    """The answer to the query `name` at a path; all of its pages. `pinned`: what the first page fixes of the others.
 
     What was NaN or infinite is None, and "nonfinite" among the facts has the counts. Raises as `Client.fetch`, and
-    `StoreError` where another run took the place of this one between two pages.
+    `StoreError` where another run or step took the place of this one between two pages.
     """
     schema = f"gradtap.{name}/1"
     size: dict[str, str | int | None] = {"limit": PAGE} if paged else {}
@@ -32,38 +42,39 @@ def asked(client: Client, path: str, query: Query, *, name: str, rows_name: str 
         size = {"limit": most}
         body = client.json(path, {**query, **size}, schema=schema)
     rows, lost = list(body.get(rows_name, [])), Counter(body.get("nonfinite", {}))
-    run, pages = body.get("run"), 1
+    first = body
+    seen: set[str] = set()
     while cursor := body.get("next"):
-        body = client.json(path, {**query, **size, "cursor": str(cursor)}, schema=schema)
-        if body.get("run") != run:
-            raise StoreError(f"another run took the place of {run} while it was read; ask again")
-        rows, pages = rows + body.get(rows_name, []), pages + 1
+        _onward(f"{client.base}{path}", cursor, seen, body, rows_name, len(rows))
+        # Words such as `last` must not come to mean another step on the next page.
+        body = client.json(path, {**query, **size, **pinned(first), "cursor": cursor}, schema=schema)
+        _same(first, body)
+        rows += body.get(rows_name, [])
         lost.update(body.get("nonfinite", {}))
-    # Those of the last page: of a run that is written, they are the newest.
+    # Of one step, those that the first page counted what they lack of; else the newest, of a run that is written.
+    said = first if "step" in first else body
     facts = {
-        key: value for key, value in body.items() if key not in {"schema", "next", "total", "nonfinite", rows_name}
+        key: value for key, value in said.items() if key not in {"schema", "next", "total", "nonfinite", rows_name}
     }
-    if pages > 1 and lost and _has_none(facts):
-        # Each page has counted what its facts lack too.
-        again = _lost_facts(client, path, query, schema)
-        lost = Counter({kind: count - (pages - 1) * again[kind] for kind, count in lost.items()})
-    facts |= {"nonfinite": dict(lost)} if any(lost.values()) else {}
+    facts |= {"nonfinite": dict(lost)} if lost else {}
     return Answer(query=name, facts=facts, rows=rows, rows_name=rows_name)
 
 
-def _has_none(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(_has_none(item) for item in value.values())
-    return value is None or (isinstance(value, list) and any(_has_none(item) for item in value))
+def _onward(url: str, cursor: str, seen: set[str], body: Mapping[str, Any], rows_name: str, count: int) -> None:
+    """Raise where following `next` would never come to an end."""
+    if cursor in seen or not body.get(rows_name) or count >= body.get("total", count + 1):
+        raise stranger(url, "its pages have no end")
+    seen.add(cursor)
 
 
-def _lost_facts(client: Client, path: str, query: Query, schema: str) -> Counter[str]:
-    """What the facts alone lack: of two rows apart, less of both together."""
-    one = client.json(path, {**query, "limit": 1}, schema=schema)
-    other = client.json(path, {**query, "limit": 1, "cursor": str(one["next"])}, schema=schema)
-    both = client.json(path, {**query, "limit": 2}, schema=schema)
-    counts = [Counter[str](body.get("nonfinite", {})) for body in (one, other, both)]
-    return Counter({kind: counts[0][kind] + counts[1][kind] - counts[2][kind] for kind in counts[0] | counts[1]})
+def _same(first: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    if body.get("run") != first.get("run"):
+        raise StoreError(f"another run took the place of {first.get('run')} while it was read; ask again")
+    for key in ("step", "attempt"):
+        if body.get(key) != first.get(key):
+            raise StoreError(
+                f"the {key} went from {first.get(key)} to {body.get(key)} while pages were read; ask again"
+            )
 
 
 def with_nan(answer: Answer, column: str) -> Answer:

@@ -255,6 +255,34 @@ def read_rows(zarr_root: Path, spec: RowSpec, start: int, stop: int, *, retry: b
     return out
 
 
+def held_rows(zarr_root: Path, spec: RowSpec, start: int, stop: int) -> NDArray[np.bool_]:
+    """Which of the rows `start` to `stop` are stored at all, whatever they hold. Reads no more than indexes.
+
+    A row of a replace array counts as stored where its chunk is: that one does not tell. Raises as `read_rows`.
+    """
+    held = np.zeros(max(stop - start, 0), bool)
+    size = spec.rows
+    for number in range(start // size, -(-stop // size)) if stop > start else ():
+        first, last = max(start, number * size), min(stop, (number + 1) * size)
+        path = spec.file(zarr_root, number)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise files.store_error("read", path, error) from error
+        try:
+            if spec.mode == "replace":
+                held[first - start : last - start] = True
+            else:
+                with files.naming("read", path):
+                    index = _index_rows(fd, path, spec, first - number * size, last - first)
+                held[first - start : last - start] = (index != EMPTY).any(axis=1).reshape(last - first, -1).any(axis=1)
+        finally:
+            os.close(fd)
+    return held
+
+
 def _read_chunk(root: Path, spec: RowSpec, number: int, first: int, out: NDArray[Any]) -> None:
     out[...] = _load(root, spec, number)[first : first + len(out)]
 

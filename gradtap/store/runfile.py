@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gradtap.errors import DamagedError, FormatVersionError, NotARunError
+from gradtap.errors import DamagedError, FormatVersionError, NotARunError, nearest
 from gradtap.store import files
 from gradtap.store.paths import SESSION_NAME, SessionPaths, session_folders
 from gradtap.version import FORMAT, __version__
@@ -140,7 +140,8 @@ def _not_a_run(run_dir: Path) -> str:
     if run_dir.is_file():
         return f"{run_dir} is a file; point at the folder of a run, which holds a {RUN_NAME}"
     if not run_dir.is_dir():
-        return f"{run_dir} does not exist; point at the folder that was given to gradtap.attach"
+        meant = nearest(run_dir.name, [path.name for path in _runs_below(run_dir.parent)])
+        return f"{run_dir} does not exist{meant or '; point at the folder that was given to gradtap.attach'}"
     near = _runs_below(run_dir)
     if near:
         more = f" and {len(near) - _MOST_LISTED} more" if len(near) > _MOST_LISTED else ""

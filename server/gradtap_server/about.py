@@ -6,26 +6,27 @@ from urllib.parse import quote
 
 from fastapi import Request, Response
 
+from gradtap.encode.counting import MOST_BINS
 from gradtap.query.answer import Answer
 from gradtap.query.formats import DTYPES, FORMATS
 from gradtap.version import FORMAT, __version__
 from gradtap_server.answers import answered
 from gradtap_server.parameters import problems
-from gradtap_server.routing import Router
+from gradtap_server.routing import API, Router
 from gradtap_server.state import Here
 
 router = Router(tags=["about"])
 
 LINKS = {
-    "runs": "/api/v1/runs",
-    "run": "/api/v1/runs/{run}",
-    "params": "/api/v1/runs/{run}/params",
-    "steps": "/api/v1/runs/{run}/steps",
-    "step": "/api/v1/runs/{run}/steps/{step}",
-    "grad": "/api/v1/runs/{run}/steps/{step}/grads/{param}",
-    "hist": "/api/v1/runs/{run}/steps/{step}/grads/{param}/hist",
-    "grads": "/api/v1/runs/{run}/grads/{param}",
-    "norms": "/api/v1/runs/{run}/norms",
+    "runs": API + "/runs",
+    "run": API + "/runs/{run}",
+    "params": API + "/runs/{run}/params",
+    "steps": API + "/runs/{run}/steps",
+    "step": API + "/runs/{run}/steps/{step}",
+    "grad": API + "/runs/{run}/steps/{step}/grads/{param}",
+    "hist": API + "/runs/{run}/steps/{step}/grads/{param}/hist",
+    "grads": API + "/runs/{run}/grads/{param}",
+    "norms": API + "/runs/{run}/norms",
     "docs": "/docs",
     "openapi": "/openapi.json",
     "health": "/healthz",
@@ -45,7 +46,7 @@ def get_about(request: Request, here: Here) -> Response:
         "api": "v1",
         "formats": list(FORMATS),
         "dtypes": list(DTYPES),
-        "limits": here.settings.limits(),
+        "limits": {**here.settings.limits(), "bins": MOST_BINS},
         "auth": here.settings.auth,
         "links": {name: root + path for name, path in LINKS.items()},
     }

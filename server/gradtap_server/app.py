@@ -13,8 +13,9 @@ from gradtap.errors import UsageError
 from gradtap.read.catalog import Catalog
 from gradtap.version import __version__
 from gradtap_server import about, audit, docs, grads, health, hist, norms, params, problem_pages, run, runs, steps
+from gradtap_server.describing import described
 from gradtap_server.metrics import Measured
-from gradtap_server.parameters import PROBLEM_SCHEMA
+from gradtap_server.parameters import PROBLEM
 from gradtap_server.problems import Caught, install_problems
 from gradtap_server.routing import API
 from gradtap_server.security import Secured
@@ -86,16 +87,13 @@ class _Api(FastAPI):
         """The description."""
         schema = super().openapi()
         schemas = schema.setdefault("components", {}).setdefault("schemas", {})
-        schemas["Problem"] = PROBLEM_SCHEMA
+        schemas["Problem"] = PROBLEM
         # Not needed by every service, hence the empty choice; `auth` of `GET /api/v1` says which this one is.
         schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         schema["security"] = [{"token": []}, {}]
         for unused in ("HTTPValidationError", "ValidationError"):
             schemas.pop(unused, None)
-        for operations in schema["paths"].values():
+        for path, operations in schema["paths"].items():
             for operation in operations.values():
-                # A wrong argument is a 400 here, a 422 is an answer that is too large.
-                described = operation["responses"]
-                if "HTTPValidationError" in str(described.get("422", "")):
-                    del described["422"]
+                schemas |= described(path, operation, API)
         return schema

@@ -1,4 +1,4 @@
-"""Gradients as HTTP carries them: the headers that say what the bytes are, and a body sent without copying it."""
+"""Gradients as HTTP carries them: the headers that say what the bytes are. Not here: sending them (`sending`)."""
 
 from __future__ import annotations
 
@@ -7,39 +7,14 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from gradtap.query.formats import GradHead
-
-Buffer = bytes | memoryview
-
-PIECE = 2**18
-"""Bytes handed to the server at a time, so that a slow client holds up its own answer and no memory."""
 
 LONGEST_LIST = 2048
 """Characters of a header that lists something for each step; proxies take 8 KiB of headers, all together."""
 
 ENDINGS = {"raw": "bin", "npy": "npy", "json": "json", "safetensors": "safetensors"}
 """How the name of a downloaded file ends."""
-
-
-class PartsResponse(Response):
-    """An answer whose body is a list of buffers, sent one after the other as they lie. The length is that of all."""
-
-    def __init__(self, parts: Sequence[Buffer], *, media_type: str, headers: Mapping[str, str]) -> None:
-        views = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
-        length = {"content-length": str(sum(view.nbytes for view in views))}
-        super().__init__(headers={**headers, **length}, media_type=media_type)
-        self._views = views
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it: the head, the pieces, and an empty piece that ends it."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for view in self._views:
-            for start in range(0, view.nbytes, PIECE):
-                piece = view[start : start + PIECE]
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def head_only(*, media_type: str, length: int | None, headers: Mapping[str, str]) -> Response:

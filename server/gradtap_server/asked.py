@@ -9,8 +9,7 @@ from urllib.parse import quote, urlencode
 from starlette.requests import Request
 
 from gradtap.errors import UsageError, near_names, nearest
-
-API = "/api/v1"
+from gradtap_server.routing import API
 
 
 def check_names(request: Request, allowed: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
 """What a cache may keep of an answer, and how a client learns that it has it already: `ETag`, `Cache-Control`.
 
-Tags are made of identifiers, never of data, so that nothing need be read to answer `If-None-Match`. Not here: which
-identifiers an answer has.
+Tags of what is large (values, histograms, matrices) are made of identifiers by `tag_of`, so that nothing need be read
+to answer `If-None-Match`; those of other JSON are of the body (`answers`). Not here: which identifiers an answer has.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ YEAR = 365 * 24 * 3600
 NO_STORE = {"Cache-Control": "no-store"}
 """Of errors, and of answers to a capture that is not complete."""
 
-_TAG = re.compile(r'(?:W/)?("[\x21\x23-\x7e\x80-\xff]*")')
+_ITEM = re.compile(r'[ \t]*+(?:(?:W/)?("[\x21\x23-\x7e\x80-\xff]*")[ \t]*+)?(?:,|\Z)')
+"""One of a list of tags, or the nothing between two commas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freshness:
-    """How long an answer holds. `tag` is its entity tag, from `tag_of`.
+    """How long an answer holds. `tag` is its entity tag, quoted.
 
     `settled`: the address names what can no longer change, so nobody need ask again. `location` is the address that
     names it where the one asked for does not (`Content-Location`). `shared`: caches between may keep it too, which
@@ -63,7 +64,19 @@ def known(tag: str, if_none_match: str | None) -> bool:
     """
     if if_none_match is None:
         return False
-    return if_none_match.strip() == "*" or tag in _TAG.findall(if_none_match)
+    return if_none_match.strip() == "*" or tag in _tags(if_none_match)
+
+
+def _tags(text: str) -> list[str]:
+    """The tags of a list, without `W/`; none of one that does not parse."""
+    found, at = [], 0
+    while at < len(text):
+        item = _ITEM.match(text, at)
+        if item is None:
+            return []
+        found += [item[1]] if item[1] else []
+        at = item.end()
+    return found
 
 
 def holds(request: Request, fresh: Freshness) -> bool:

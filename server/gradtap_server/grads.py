@@ -15,15 +15,16 @@ from fastapi import Path, Query, Request, Response
 
 from gradtap.errors import TimedOutError
 from gradtap.query.formats import MEDIA_TYPES, Payload, encode, length_of
-from gradtap_server.arrays import PartsResponse, array_headers, download_headers, head_only
+from gradtap_server.arrays import array_headers, download_headers, head_only
 from gradtap_server.asked import accepted, check_names
 from gradtap_server.caching import NO_STORE, unchanged
 from gradtap_server.lookup import Found, GradQuery, Target, look_up
 from gradtap_server.negotiate import chosen_form
-from gradtap_server.parameters import RunName, StepWord, problems
+from gradtap_server.parameters import RANGE_PATTERN, RunName, StepWord, open_problems, problems
 from gradtap_server.reads import in_thread
 from gradtap_server.routing import Router
 from gradtap_server.run import OF_A_RUN
+from gradtap_server.sending import PartsResponse, room_for
 from gradtap_server.state import Here, State
 
 router = Router(tags=["gradients"])
@@ -42,22 +43,20 @@ PROBLEMS_OF_GRADS = problems(
     "step-in-flight",
     "incomplete",
     "bad-slice",
-    "not-acceptable",
     "too-large",
-    "timed-out",
 )
 VALUES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The values; `X-Gradtap-Shape`, `-Dtype` and `-Byteorder` say how to read them.",
         "content": {media: {"schema": {"type": "string", "format": "binary"}} for media in MEDIA_TYPES.values()},
     },
-    304: {"description": "The client has this answer: `If-None-Match` names its `ETag`."},
     **PROBLEMS_OF_GRADS,
+    **open_problems("not-acceptable"),
 }
 
 
 @router.get(
-    "/runs/{run}/steps/{step}/grads/{param:path}",
+    "/runs/{run}/steps/{step}/grads/{param:name}",
     operation_id="get_grad",
     summary="A gradient, or a slice of it",
     response_class=Response,
@@ -76,7 +75,7 @@ async def grad(
 
 
 @router.get(
-    "/runs/{run}/grads/{param:path}",
+    "/runs/{run}/grads/{param:name}",
     operation_id="get_grads",
     summary="A slice of a gradient at several steps",
     response_class=Response,
@@ -93,6 +92,7 @@ async def stacked(
         Query(
             description="Steps from A up to, not including, B, every C-th: `A:B:C`; a number alone is that step.",
             examples=["0:9"],
+            json_schema_extra={"pattern": RANGE_PATTERN},
         ),
     ],
 ) -> Response:
@@ -106,7 +106,8 @@ async def answer(state: State, request: Request, target: Target, query: GradQuer
     started = time.perf_counter()
     timeout = state.settings.timeout
     form = chosen_form(query.format, accepted(request), MEDIA_TYPES)
-    found = await in_thread(partial(look_up, state, request, target, query, form), timeout=timeout)
+    work = partial(look_up, state, request, target, query, form)
+    found = await in_thread(work, timeout=timeout, limiter=state.quick)
     if found.fresh and (same := unchanged(request, found.fresh)):
         return same
     headers = _headers(found, query)
@@ -115,12 +116,14 @@ async def answer(state: State, request: Request, target: Target, query: GradQuer
         length = _length(found, query.dtype)
         headers |= array_headers(found.head, dtype=found.dtype) | _timing(spent)
         return head_only(media_type=MEDIA_TYPES[form], length=length, headers=headers)
-    payload = await in_thread(
-        partial(_read, found, query.dtype, spent, timeout), timeout=timeout, limiter=state.limiter
-    )
-    state.metrics.chunks(request.scope, found.wanted.chunks)
-    headers |= array_headers(payload.head, dtype=payload.dtype, rounded=payload.rounded) | _timing(spent)
-    return PartsResponse(payload.parts, media_type=payload.media_type, headers=headers)
+    room = await room_for(found.wanted.nbytes, state.held, timeout=timeout)
+    with room.kept():
+        read = partial(_read, found, query.dtype, spent, timeout)
+        payload = await in_thread(read, timeout=timeout, limiter=state.limiter)
+        state.metrics.chunks(request.scope, found.wanted.chunks)
+        headers |= array_headers(payload.head, dtype=payload.dtype, rounded=payload.rounded) | _timing(spent)
+        media = payload.media_type
+        return PartsResponse(payload.parts, media_type=media, headers=headers, room=room, patience=timeout)
 
 
 def _read(found: Found, dtype: str, spent: dict[str, float], timeout: float) -> Payload:

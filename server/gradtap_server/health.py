@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import PlainTextResponse
 
 from gradtap.errors import StoreError
 from gradtap_server.answers import JsonResponse
-from gradtap_server.parameters import problems
+from gradtap_server.parameters import open_problems, problems
 from gradtap_server.problems import error_response
 from gradtap_server.routing import Router
 from gradtap_server.state import Here
 
 router = Router(tags=["operation"])
+
+METRICS = {**problems(), 200: {"description": "The text form that Prometheus reads."}}
+METRICS.pop(400)
 
 FRESH = {"Cache-Control": "no-store"}
 
@@ -24,7 +28,10 @@ async def get_health() -> Response:
 
 
 @router.get(
-    "/readyz", operation_id="get_readiness", summary="Whether the stores are there", responses=problems("timed-out")
+    "/readyz",
+    operation_id="get_readiness",
+    summary="Whether the stores are there",
+    responses=open_problems("store-unreadable", "timed-out", status=503),
 )
 def get_readiness(request: Request, here: Here) -> Response:
     """200 when every store can be looked into; else 503 with the problem of the first that cannot."""
@@ -36,7 +43,13 @@ def get_readiness(request: Request, here: Here) -> Response:
     return JsonResponse({"schema": "gradtap.ready/1", "status": "ok", "runs": runs}, headers=FRESH)
 
 
-@router.get("/metrics", operation_id="get_metrics", summary="Counters for Prometheus", response_class=Response)
+@router.get(
+    "/metrics",
+    operation_id="get_metrics",
+    summary="Counters for Prometheus",
+    response_class=PlainTextResponse,
+    responses=METRICS,
+)
 def get_metrics(here: Here) -> Response:
     """The text form that Prometheus reads. Needs the token where there is one."""
     return Response(here.metrics.text(), headers={**FRESH, "Content-Type": CONTENT_TYPE_LATEST})

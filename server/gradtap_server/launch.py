@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
+import logging
 import os
 import socket
 import sys
@@ -16,7 +18,9 @@ import uvicorn
 
 from gradtap.errors import NotARunError, StoreError, UsageError
 from gradtap.read.catalog import Catalog
+from gradtap.store.files import store_error
 from gradtap_server.app import create_app
+from gradtap_server.routing import API
 from gradtap_server.security import is_loopback
 from gradtap_server.settings import ServerSettings
 
@@ -70,6 +74,8 @@ def serve(
             lifespan="on",
         )
         server = _Server(config, lambda: (on_ready or _announce)(url))
+        # After the configuration, which sets up the loggers.
+        logging.getLogger("uvicorn.error").addFilter(lambda record: not _of_the_end(server, record))
         server.run([listener])
     if server.should_exit:
         _leave_reads_behind()
@@ -102,6 +108,12 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
+def _of_the_end(server: _Server, record: logging.LogRecord) -> bool:
+    """Whether a line only says that an answer was cut off because the server ends: it was told to."""
+    cancelled = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
+    return server.should_exit and (cancelled or str(record.msg).startswith("Cancel "))
+
+
 def _leave_reads_behind() -> None:
     # The interpreter waits at its end for every thread; one may hang on a lost network disk for hours.
     deadline = time.monotonic() + LAST_WAIT
@@ -120,7 +132,7 @@ def _refuse_open_door(host: str, settings: ServerSettings) -> None:
         return
     raise UsageError(
         f"host is {host!r}: whoever reaches this machine could read every gradient. Set a token "
-        "(GRADTAP_SERVER_TOKEN=$(openssl rand -hex 32)), keep to --host 127.0.0.1, or let everybody in on purpose "
+        "(GRADTAP_SERVER_TOKEN, as the README makes one), keep to --host 127.0.0.1, or let everybody in on purpose "
         "with GRADTAP_SERVER_INSECURE_NO_AUTH=1"
     )
 
@@ -129,7 +141,11 @@ def _refuse_lost(folders: Sequence[str | os.PathLike[str]]) -> None:
     """Raise where a store is not there: who types a command is told now, not by `/readyz`."""
     catalog = Catalog(folders)
     for store in catalog.stores:
-        if store.exists() and not store.is_dir():
+        try:
+            file = store.exists() and not store.is_dir()
+        except OSError as error:
+            raise store_error("look into", store, error) from error
+        if file:
             raise NotARunError(f"{store} is a file; give the folder of a run, or a folder of runs")
     try:
         catalog.check()
@@ -177,5 +193,5 @@ def _shown(host: str) -> str:
 
 
 def _announce(url: str) -> None:
-    sys.stderr.write(f"gradtap serves on {url} (API {url}/api/v1, docs {url}/docs); Ctrl-C ends it\n")
+    sys.stderr.write(f"gradtap serves on {url} (API {url}{API}, docs {url}/docs); Ctrl-C ends it\n")
     sys.stderr.flush()

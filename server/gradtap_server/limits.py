@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -11,33 +11,22 @@ from gradtap.errors import LimitError
 from gradtap.selection import Selection
 from gradtap_server.settings import ServerSettings
 
-MIB = 2**20
-
-AMPLIFICATION_FROM = 32 * MIB
-"""Decoded bytes that any answer may read, however small it is."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The most that one answer may be and read. Bytes read are those of the chunks, decoded."""
+    """The most that one answer may be and read, as in the settings. Bytes read are those of the chunks, decoded."""
 
-    response_bytes: int = 64 * MIB
-    read_bytes: int = 256 * MIB
-    amplification: int = 8
-    chunks: int = 1000
-    json_elements: int = 65536
-
-    # amplification: most decoded bytes for each byte of the answer, above `AMPLIFICATION_FROM`
+    response_bytes: int
+    read_bytes: int
+    amplification: int
+    amplification_from: int
+    chunks: int
+    json_elements: int
 
     @classmethod
     def of(cls, settings: ServerSettings) -> Limits:
         """Those that the operator has set."""
-        return cls(
-            response_bytes=settings.response_bytes,
-            read_bytes=settings.read_bytes,
-            chunks=settings.chunks,
-            json_elements=settings.json_elements,
-        )
+        return cls(**{each.name: getattr(settings, each.name) for each in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +63,10 @@ _BREACHES = {
 def breach(cost: Cost, limits: Limits) -> Breach | None:
     """The first limit that the cost goes beyond; None where it fits.
 
-    One chunk may always be read for its sake: no slice could ask for less of it.
+    However little of it is asked for, one chunk never counts as too much for so small an answer: no slice could ask
+    for less of it. The other limits hold for it too.
     """
-    amplified = max(AMPLIFICATION_FROM, limits.amplification * cost.response_bytes)
+    amplified = max(limits.amplification_from, limits.amplification * cost.response_bytes)
     checks = (
         ("json_elements", cost.elements, limits.json_elements),
         ("response_bytes", cost.response_bytes, limits.response_bytes),
@@ -109,7 +99,8 @@ def check_cost(ask: Ask, measure: Measure, limits: Limits) -> Cost:
         return cost
     fitting = suggest(ask, lambda where, steps: breach(measure(where, steps), limits) is None)
     if fitting:
-        cure = "ask for " + " and ".join(f"{name.removeprefix('suggested_')}={text}" for name, text in fitting.items())
+        changed = {name: text for name, text in fitting.items() if text != _text(ask.where)}
+        cure = "ask for " + " and ".join(f"{name.removeprefix('suggested_')}={text}" for name, text in changed.items())
     else:
         cure = "no part of it fits: the server's limits are smaller than the least answer"
     raise LimitError(f"{found}; {cure}").noting(**_facts(found, cost), **fitting)
@@ -130,12 +121,17 @@ def suggest(ask: Ask, fits: Callable[[Selection, int], bool]) -> dict[str, str]:
     """
     if not ask.stacked:
         part = _leading(ask.where, lambda where: fits(where, 1))
-        return {} if part is None else {"suggested_slice": str(part)}
+        return {} if part is None else {"suggested_slice": _text(part)}
     most = _largest(len(ask.steps), lambda steps: fits(ask.where, steps))
     part = ask.where if most else _leading(ask.where, lambda where: fits(where, 1))
     if part is None:
         return {}
-    return {"suggested_slice": str(part), "suggested_steps": first_steps(ask.steps, most or 1, ask.stride)}
+    return {"suggested_slice": _text(part), "suggested_steps": first_steps(ask.steps, most or 1, ask.stride)}
+
+
+def _text(where: Selection) -> str:
+    """A slice without blanks: it can be put into an address as it is."""
+    return str(where).replace(" ", "")
 
 
 def first_steps(steps: Sequence[int], count: int, stride: int | None) -> str:

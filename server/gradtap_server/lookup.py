@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import Request
 
-from gradtap.query.formats import GradHead, length_of, resolved_dtype
+from gradtap.query.formats import DTYPES, FORMATS, SHORT, GradHead, length_of, resolved_dtype
 from gradtap.query.local import head_of, param_of
 from gradtap.query.words import range_of, step_of
 from gradtap.read import Run
@@ -20,6 +20,7 @@ from gradtap.selection import Selection
 from gradtap_server.asked import address
 from gradtap_server.caching import Freshness, holds, tag_of
 from gradtap_server.limits import Ask, Cost, Limits, check_cost
+from gradtap_server.parameters import SLICE_PATTERN
 from gradtap_server.state import State
 
 ENCODING = 1
@@ -33,13 +34,22 @@ class GradQuery(BaseModel):
     """What an address may say of the values it wants."""
 
     slice: str = Field(
-        default="", description="As NumPy's: integers, start:stop:step, one `...`.", examples=["0:10, :"]
+        default="",
+        description="As NumPy's: integers, start:stop:step, one `...`.",
+        examples=["0:10, :"],
+        json_schema_extra={"pattern": SLICE_PATTERN},
     )
     format: str = Field(
-        default="", description="raw, npy, json or safetensors; else as `Accept` says.", examples=["npy"]
+        default="",
+        description="raw, npy, json or safetensors; else as `Accept` says.",
+        examples=["npy"],
+        json_schema_extra={"enum": list(FORMATS)},
     )
     dtype: str = Field(
-        default="stored", description="stored, native, bfloat16, float16, float32 or float64.", examples=["native"]
+        default="stored",
+        description="stored, native, bfloat16, float16, float32 or float64.",
+        examples=["native"],
+        json_schema_extra={"enum": [*DTYPES, *SHORT]},
     )
     attempt: int | None = Field(
         default=None, ge=1, description="Which capture of the step, from 1; else the newest.", examples=[1]
@@ -149,7 +159,8 @@ def _freshness(state: State, request: Request, found: Found, target: Target, que
         return Freshness(tag=tag, shared=state.shared)
     if query.attempt is not None and names_one(target, wanted, found.head.run):
         return Freshness(tag=tag, settled=wanted.settled, shared=state.shared)
-    return Freshness(tag=tag, shared=state.shared, location=_lasting(request, found, query))
+    location = _lasting(request, found, query) if state.lasts(found.head.run) else None
+    return Freshness(tag=tag, shared=state.shared, location=location)
 
 
 def names_one(target: Target, wanted: GradRequest, run: str) -> bool:

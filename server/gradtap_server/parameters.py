@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import Path, Query
 
-from gradtap.errors import ERRORS, PROBLEMS
+from gradtap.errors import ERRORS, PROBLEM_SCHEMA, PROBLEMS
 from gradtap.read.discover import RUN_SLUG
 
 RunName = Annotated[
@@ -35,10 +35,17 @@ Match = Annotated[
         examples=["layers.*.weight"],
     ),
 ]
+RANGE_PATTERN = r"^-?[0-9]*(:-?[0-9]*(:[0-9]*)?)?$"
+"""Steps `A:B:C`, each part optional."""
+SLICE_PATTERN = r"^[-0-9:,. ]*$"
+"""The letters of a slice; what is one, the parameter's shape decides."""
+
 Attempt = Annotated[
     int | None,
     Query(
-        description="Which capture of a step that was recorded again, from 1; the last one if left out.", examples=[1]
+        ge=1,
+        description="Which capture of a step that was recorded again, from 1; the last one if left out.",
+        examples=[1],
     ),
 ]
 Limit = Annotated[
@@ -47,30 +54,38 @@ Limit = Annotated[
         description="Most rows of this page; `limits` of `GET /api/v1` has the default and the most.", examples=[200]
     ),
 ]
-Cursor = Annotated[str | None, Query(description="`next` of the page before; nothing for the first page.")]
+Cursor = Annotated[
+    str | None,
+    Query(description="`next` of the page before; nothing for the first page.", examples=["WyJzdGVwcyIsIDE5OV0"]),
+]
 
 
 def problems(*slugs: str) -> dict[int | str, dict[str, Any]]:
-    """What a route says of its errors in the API's description, by status; those of any route beside them."""
+    """What a route says of its errors in the API's description, by status; those of any route with data beside them."""
+    return open_problems(*slugs, "usage", "unauthenticated", "forbidden", "timed-out")
+
+
+def open_problems(*slugs: str, status: int | None = None) -> dict[int | str, dict[str, Any]]:
+    """The same of a route that tells nothing of any run; `status` where it is not that of the table."""
     by_status: dict[int, list[str]] = defaultdict(list)
-    for slug in dict.fromkeys((*slugs, "usage", "unauthenticated", "forbidden")):
-        by_status[PROBLEMS[ERRORS[slug]].status].append(slug)
+    for slug in dict.fromkeys(slugs):
+        by_status[status or PROBLEMS[ERRORS[slug]].status].append(slug)
     return {
-        status: {
+        number: {
             "description": "Problem: " + ", ".join(f"`{slug}`" for slug in found),
             "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
-        for status, found in sorted(by_status.items())
+        for number, found in sorted(by_status.items())
     }
 
 
-PROBLEM_SCHEMA: dict[str, Any] = {
+PROBLEM: dict[str, Any] = {
     "title": "Problem",
     "type": "object",
     "description": "RFC 9457. `exit_code` is what the command line ends with for the same error; further keys have "
     "what a program can use of `detail`, such as `did_you_mean`.",
     "properties": {
-        "schema": {"type": "string", "const": "gradtap.problem/1"},
+        "schema": {"type": "string", "const": PROBLEM_SCHEMA},
         "type": {"type": "string", "examples": ["/problems/run-not-found"]},
         "title": {"type": "string"},
         "status": {"type": "integer"},

@@ -10,7 +10,7 @@ from fastapi import Query, Request, Response
 
 from gradtap_server.answers import answered
 from gradtap_server.asked import check_names
-from gradtap_server.pages import page
+from gradtap_server.pages import fixed, page, pinned
 from gradtap_server.parameters import Cursor, Limit, Match, RunName, problems
 from gradtap_server.routing import Router
 from gradtap_server.run import OF_A_RUN
@@ -36,10 +36,17 @@ def list_params(
     limit: Limit = None,
     cursor: Cursor = None,
 ) -> Response:
-    """Name, shape, dtype as captured, status and newest norm of each parameter."""
+    """Name, shape, dtype as captured, status and newest norm of each parameter.
+
+    All pages are of the step that `first` or `last` meant at the first one.
+    """
     check_names(request, ("match", "step", "limit", "cursor"))
-    answer = here.place(run).params(match, step=step)
-    found = page(answer.rows, key=_index, of="params", limit=limit, cursor=cursor, settings=here.settings)
+    place = here.place(run)
+    if pin := pinned(cursor, "params"):
+        step = fixed(place.run, step, pin[0])
+    answer = place.params(match, step=step)
+    pin = (answer.facts["step"],)
+    found = page(answer.rows, key=_index, of="params", limit=limit, cursor=cursor, settings=here.settings, pin=pin)
     shown = replace(answer, rows=found.rows)
     return answered(request, shown, shared=here.shared, headers=found.link(request), **found.facts())
 

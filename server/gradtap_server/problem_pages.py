@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse
 from gradtap.errors import ERRORS, PROBLEMS, NotFoundError, near_names, nearest
 from gradtap_server.answers import JsonResponse
 from gradtap_server.negotiate import chosen_form
-from gradtap_server.parameters import problems
+from gradtap_server.parameters import open_problems
 from gradtap_server.routing import Router
 
 router = Router(tags=["about"])
@@ -58,7 +58,10 @@ MEANINGS = {
 
 
 @router.get(
-    "/problems/{slug}", operation_id="get_problem", summary="What a problem means", responses=problems("not-found")
+    "/problems/{slug}",
+    operation_id="get_problem",
+    summary="What a problem means",
+    responses=open_problems("not-found", "not-acceptable"),
 )
 def get_problem(
     request: Request,

@@ -16,16 +16,16 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gradtap.errors import GradtapError, NotFoundError, Problem, UnauthenticatedError, UsageError, problem_of
+from gradtap.errors import GradtapError, NotFoundError, UnauthenticatedError, UsageError, problem_body, problem_of
 from gradtap.read.catalog import Catalog
 from gradtap_server.answers import JsonResponse
+from gradtap_server.routing import API
 
 log = logging.getLogger("gradtap_server")
 
 METHODS = "GET, HEAD"
 """What every address answers: the service only reads."""
 
-SCHEMA = "gradtap.problem/1"
 _RETRY = {409: 1, 503: 5}
 """Seconds until it makes sense to ask again: a step in flight takes a moment, a store that is lost longer."""
 
@@ -36,6 +36,8 @@ _WORDS = {
     "partial=True": "partial=1",
 }
 """What an address calls what an error's text calls by its name in Python."""
+_EXAMPLES = {"steps": "steps=A:B:C, such as steps=0:9, or steps=: for all"}
+"""What to give for a parameter that an address must have."""
 _NAMED = re.compile(r"(?<![\w.`/])(" + "|".join(map(re.escape, _WORDS)) + r")(?![\w(])")
 
 
@@ -45,49 +47,28 @@ class ProblemResponse(JsonResponse):
     media_type = "application/problem+json"
 
 
-def problem_response(
-    problem: Problem,
-    detail: str,
-    *,
-    request_id: str,
-    status: int | None = None,
-    facts: Mapping[str, Any] | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> ProblemResponse:
-    """The response. `status` where it is not the table's own."""
-    number = status or problem.status
-    body: dict[str, Any] = {
-        **(facts or {}),
-        "schema": SCHEMA,
-        "type": f"/problems/{problem.slug}",
-        "title": problem.slug.replace("-", " "),
-        "status": number,
-        "detail": detail,
-        "exit_code": problem.exit_code,
-        "instance": request_id,
-    }
-    made = {"Cache-Control": "no-store"}
-    if number in _RETRY:
-        made["Retry-After"] = str(body.get("retry_after", _RETRY[number]))
-    return ProblemResponse(body, status_code=number, headers={**made, **(headers or {})})
-
-
 def error_response(
     error: GradtapError, scope: Scope, catalog: Catalog, *, status: int | None = None, headers: Mapping[str, str] = {}
 ) -> ProblemResponse:
-    """The response for an error of gradtap."""
-    problem = problem_of(error)
-    if problem.status >= 500:
+    """The response for an error of gradtap; `status` where it is not the table's own."""
+    number = status or problem_of(error).status
+    if number >= 500:
         log.error("request %s: %s", id_of(scope), error)
     challenge = {"WWW-Authenticate": 'Bearer realm="gradtap"'} if isinstance(error, UnauthenticatedError) else {}
-    return problem_response(
-        problem,
-        _NAMED.sub(lambda found: _WORDS[found[1]], without_folders(str(error), catalog)),
-        request_id=id_of(scope),
-        status=status,
+    body = problem_body(
+        error,
+        detail=_NAMED.sub(lambda found: _WORDS[found[1]], without_folders(str(error), catalog)),
         facts=_hidden(error.facts, catalog),
-        headers={**challenge, **headers},
+        status=number,
+        instance=id_of(scope),
     )
+    return _response(body, {**challenge, **headers})
+
+
+def _response(body: Mapping[str, Any], headers: Mapping[str, str]) -> ProblemResponse:
+    number = body["status"]
+    again = {"Retry-After": str(_RETRY[number])} if number in _RETRY else {}
+    return ProblemResponse(body, status_code=number, headers={"Cache-Control": "no-store", **again, **headers})
 
 
 def id_of(scope: Scope) -> str:
@@ -96,12 +77,12 @@ def id_of(scope: Scope) -> str:
 
 
 def without_folders(text: str, catalog: Catalog) -> str:
-    """The text with the last name of each run's and store's folder in place of its path."""
-    for store in catalog.stores:
-        for path in {os.fspath(store), os.path.realpath(store)}:
+    """The text with the last name of each run's and store's folder in place of its path. Touches no disk."""
+    for paths in catalog.names:
+        for path in paths:
             if path in text:
                 # A run is called by its own folder, not by the store's.
-                inner = sorted({os.path.join(path, e.within) for e in catalog.entries() if e.within != "."}, key=len)
+                inner = sorted({os.path.join(path, e.within) for e in catalog.known() if e.within != "."}, key=len)
                 for run in reversed(inner):
                     text = text.replace(run, os.path.basename(run))
                 text = text.replace(path, os.path.basename(path)) if path != os.sep else text
@@ -151,16 +132,28 @@ class Caught:
                 raise
             log.exception("request %s: %s %r failed", id_of(scope), scope["method"], scope["path"])
             detail = f"an error of the service itself; its log has more under the id {id_of(scope)}"
-            await problem_response(problem_of(Exception()), detail, request_id=id_of(scope))(scope, receive, send)
+            body = problem_body(GradtapError(detail), instance=id_of(scope))
+            await _response(body, {})(scope, receive, send)
 
 
 def _usage(error: RequestValidationError) -> UsageError:
-    found = [
+    found: list[dict[str, str | None]] = [
         {"parameter": str(each["loc"][-1]), "value": str(each.get("input"))[:80], "message": str(each["msg"])}
         for each in error.errors()
     ]
-    words = "; ".join(f"{each['parameter']} is {each['value']!r}: {each['message']}" for each in found)
+    for each, wrong in zip(found, error.errors(), strict=True):
+        if wrong["type"] == "missing":
+            # The value is that of all that was given: nothing that anybody has written.
+            each["value"] = None
+    words = "; ".join(map(_wrong, found))
     return UsageError(words).noting(errors=found)
+
+
+def _wrong(each: Mapping[str, str | None]) -> str:
+    name = each["parameter"] or ""
+    if each["value"] is None:
+        return f"{name} is missing; give {_EXAMPLES.get(name, f'{name}=...')}"
+    return f"{name} is {each['value']!r}: {each['message']}"
 
 
 def _unrouted(error: HTTPException, request: Request, catalog: Catalog) -> ProblemResponse:
@@ -171,9 +164,7 @@ def _unrouted(error: HTTPException, request: Request, catalog: Catalog) -> Probl
         )
         return error_response(usage, request.scope, catalog, status=405, headers={"Allow": METHODS})
     if error.status_code == 404:
-        missing = NotFoundError(
-            f"there is nothing at {path[:200]!r}; /api/v1 lists the addresses, /docs describes them"
-        )
+        missing = NotFoundError(f"there is nothing at {path[:200]!r}; {API} lists the addresses, /docs describes them")
         return error_response(missing, request.scope, catalog)
     return error_response(UsageError(str(error.detail)), request.scope, catalog, status=error.status_code)
 

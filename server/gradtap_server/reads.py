@@ -1,7 +1,7 @@
 """Blocking work in threads, and no longer than a client may wait.
 
-What takes long (reading chunks) has a limiter of its own with few threads; what is quick (looking things up) runs in
-the server's other threads, so that it is answered while all of the few are busy. Not here: what is read.
+What takes long (reading chunks) has a limiter of its own with few threads; what is quick (looking things up) has
+another, so that it is answered while all of the few are busy. Not here: what is read.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _running: set[asyncio.Task[Any]] = set()
 # asyncio itself holds a task only weakly.
 
 
-async def in_thread(work: Callable[[], T], *, timeout: float, limiter: anyio.CapacityLimiter | None = None) -> T:
-    """What `work` returns, or raises, in a thread that `limiter` has room for; None is the limiter of quick things.
+async def in_thread(work: Callable[[], T], *, timeout: float, limiter: anyio.CapacityLimiter) -> T:
+    """What `work` returns, or raises, in a thread that `limiter` has room for.
 
     Raises `TimedOutError` after `timeout` seconds, the wait for a thread included. A thread cannot be stopped: it works
     on, and takes its room until it is done.
@@ -54,7 +54,7 @@ def _ended(task: asyncio.Task[Any]) -> None:
 
 
 def _timed_out(timeout: float, *, started: bool) -> TimedOutError:
-    why = "it took longer" if started else "all threads for reads were busy for longer"
+    why = "it took longer" if started else "all threads were busy for longer"
     return TimedOutError(
         f"no answer: {why} than {timeout:g} s; ask again, or for a smaller slice or fewer steps"
     ).noting(timeout_seconds=timeout)

@@ -29,7 +29,14 @@ def list_runs(
         str,
         Query(description="Runs whose name holds this text, or fits it where it has wildcards.", examples=["demo*"]),
     ] = "",
-    state: Annotated[str, Query(description=f"Runs in this state alone: {', '.join(STATES)}.", examples=["live"])] = "",
+    state: Annotated[
+        str,
+        Query(
+            description=f"Runs in this state alone: {', '.join(STATES)}.",
+            examples=["live"],
+            json_schema_extra={"enum": list(STATES)},
+        ),
+    ] = "",
     limit: Limit = None,
     cursor: Cursor = None,
 ) -> Response:

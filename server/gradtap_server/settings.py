@@ -11,7 +11,10 @@ from gradtap.environment import SERVER_PREFIX, bad_setting, read_settings
 from gradtap.errors import UsageError
 from gradtap.store.files import naming
 
-LIMITS = ("response_bytes", "read_bytes", "chunks", "json_elements", "cells", "page", "page_max", "timeout")
+LIMITS = (
+    *("response_bytes", "read_bytes", "amplification", "amplification_from", "chunks", "json_elements", "cells"),
+    *("page", "page_max", "answers_at_once", "timeout"),
+)
 """The settings that a client can run into; `GET /api/v1` names them."""
 
 _LONGEST = 1e9
@@ -32,7 +35,7 @@ class ServerSettings:
     """What a client must show as `Authorization: Bearer`; without one, anybody on this machine may read."""
 
     token_file: str | None = None
-    """A file that holds the token, as secrets are mounted; its first and last blanks do not count."""
+    """A file that holds the token, as secrets are mounted; as in `token`, its first and last blanks do not count."""
 
     insecure_no_auth: bool = False
     """Answer on addresses beyond this machine without a token: anybody who reaches them may read every gradient."""
@@ -48,6 +51,12 @@ class ServerSettings:
 
     read_bytes: int = 256 * 2**20
     """Decoded bytes that one answer may need: a strided slice can touch every chunk for a few values."""
+
+    amplification: int = 8
+    """Decoded bytes that one answer may need for each of its own, above `amplification_from`."""
+
+    amplification_from: int = 32 * 2**20
+    """Decoded bytes that any answer may need, however small it is."""
 
     chunks: int = 1000
     """Stored chunks that one answer may read: each is a seek on a disk."""
@@ -67,8 +76,11 @@ class ServerSettings:
     threads: int = 0
     """Reads of gradients at a time; 0 for two for each core. Metadata has threads of its own."""
 
+    answers_at_once: int = 8
+    """Large answers, of 1 MiB and more, that are held in memory at a time, from their read to their last byte."""
+
     timeout: float = 30.0
-    """Seconds that a client waits for an answer."""
+    """Seconds that a client waits for an answer, and that an answer waits for a client that takes nothing of it."""
 
     rescan: float = 1.0
     """Least seconds between two looks for new runs."""
@@ -91,10 +103,13 @@ class ServerSettings:
         if self.token_file is not None:
             object.__setattr__(self, "token", _token_in(self.token_file))
             object.__setattr__(self, "token_file", None)
+        if self.token is not None:
+            # What a client shows is stripped too; with the blanks nobody could get in.
+            object.__setattr__(self, "token", self.token.strip())
         if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
             raise UsageError(
                 f"{_variable('token')} is empty or has odd characters; it must be letters, digits and signs, such as "
-                "what `openssl rand -hex 32` prints"
+                "what `python3 -c 'import secrets; print(secrets.token_hex(32))'` prints"
             )
 
     @classmethod

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import anyio
@@ -14,21 +13,34 @@ from gradtap.read.catalog import Catalog
 from gradtap_server.metrics import Metrics
 from gradtap_server.settings import ServerSettings
 
+QUICK_AT_ONCE = 40
+"""Threads for look-ups: each takes milliseconds, so more would only wait for the same processor."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Shared by all requests of one app. `limiter`: reads of gradients run in a thread of it, so many at a time."""
+    """Shared by all requests of one app.
+
+    `limiter`: reads of gradients run in a thread of it, so many at a time; `quick`: all else that touches a disk, in
+    threads of its own, so that a hung disk takes none of what the rest of the service needs. `held`: room for large
+    answers.
+    """
 
     settings: ServerSettings
     catalog: Catalog
     metrics: Metrics
     limiter: anyio.CapacityLimiter
-    started: float = field(default_factory=time.time)
+    quick: anyio.CapacityLimiter
+    held: anyio.CapacityLimiter
 
     @property
     def shared(self) -> bool:
         """Whether caches between may keep answers: not where a token is needed to get them."""
         return self.settings.token is None
+
+    def lasts(self, run: str) -> bool:
+        """Whether the id of a run names this one alone: a copy of its folder has the same, and may hold other bytes."""
+        return self.catalog.count(run) == 1
 
     def place(self, run: str) -> LocalPlace:
         """The run of that name or id, ready for queries. Raises as `Catalog.open`."""
@@ -43,6 +55,8 @@ def make_state(settings: ServerSettings, catalog: Catalog) -> State:
         catalog=catalog,
         metrics=Metrics(catalog),
         limiter=anyio.CapacityLimiter(settings.reads_at_once),
+        quick=anyio.CapacityLimiter(QUICK_AT_ONCE),
+        held=anyio.CapacityLimiter(settings.answers_at_once),
     )
 
 

@@ -25,7 +25,7 @@ from tests.server.samples import NAMES, PARAMS, OddJob, same_bits
 from tests.server.serving import Server, serving
 
 if TYPE_CHECKING:
-    from gradtap.cli.places import AnyPlace
+    from gradtap.query.place import Place
 
 FORMATS = ("raw", "npy", "json", "safetensors")
 FIRST = range(1, 7)
@@ -142,14 +142,14 @@ class PlaceContract:
         return self.address(job, server)
 
     @pytest.fixture
-    def place(self, where: tuple[str, str | None]) -> Iterator[AnyPlace]:
+    def place(self, where: tuple[str, str | None]) -> Iterator[Place]:
         """The run, as a verb would ask it."""
         with asking(*where) as place:
             yield place
 
     @pytest.mark.parametrize(("name", "words", "options"), QUERIES)
     def test_answers_are_those_of_the_folder(
-        self, place: AnyPlace, local: LocalPlace, name: str, words: tuple[str, ...], options: dict[str, Any]
+        self, place: Place, local: LocalPlace, name: str, words: tuple[str, ...], options: dict[str, Any]
     ) -> None:
         """Every query gives the same object: schema, facts, rows, and the same counts of what is not finite."""
         body = getattr(place, name)(*words, **options).body()
@@ -159,7 +159,7 @@ class PlaceContract:
 
     @pytest.mark.parametrize(("param", "step", "options"), GRADS)
     def test_gradients_are_those_of_the_folder(
-        self, place: AnyPlace, local: LocalPlace, param: str, step: str, options: dict[str, Any]
+        self, place: Place, local: LocalPlace, param: str, step: str, options: dict[str, Any]
     ) -> None:
         """Values to the bit, NaN and minus zero too, in an array that can be written to; and all facts."""
         found, expected = place.grad(param, step, **options), local.grad(param, step, **options)
@@ -171,7 +171,7 @@ class PlaceContract:
 
     @pytest.mark.parametrize("dtype", ["stored", "native", "bf16", "f2", "float64"])
     @pytest.mark.parametrize("format", FORMATS)
-    def test_files_are_those_of_the_folder(self, place: AnyPlace, local: LocalPlace, format: str, dtype: str) -> None:
+    def test_files_are_those_of_the_folder(self, place: Place, local: LocalPlace, format: str, dtype: str) -> None:
         """Every format in every dtype is the same bytes, with the same dtype, count of rounded values and facts."""
         for param, step, consumed in (("half", "5", False), ("w", "1:4", False), ("scalar", "9", True)):
             found = place.payload(param, step, format=format, dtype=dtype, as_consumed=consumed)
@@ -190,7 +190,7 @@ class PlaceContract:
 
     @pytest.mark.parametrize(("name", "words", "options"), REFUSED)
     def test_refusals_are_those_of_the_folder(
-        self, place: AnyPlace, local: LocalPlace, name: str, words: tuple[str, ...], options: dict[str, Any]
+        self, place: Place, local: LocalPlace, name: str, words: tuple[str, ...], options: dict[str, Any]
     ) -> None:
         """What cannot be answered raises the same error with the same exit code and facts."""
         with pytest.raises(GradtapError) as expected:
@@ -204,7 +204,7 @@ class PlaceContract:
         )
         assert str(found.value)
 
-    def test_sessions_that_do_not_read_would_be_told(self, place: AnyPlace) -> None:
+    def test_sessions_that_do_not_read_would_be_told(self, place: Place) -> None:
         """A sound run has nothing to say before its answers, and a name to be called by."""
         assert place.notices() == []
         assert place.label
@@ -218,7 +218,7 @@ class PlaceContract:
         for words, answer in (
             (["info"], local.info()),
             (["ls"], local.params()),
-            (["steps", "--range", "2:9"], local.steps("2:9", tags=True)),
+            (["steps", "--steps", "2:9"], local.steps("2:9", tags=True)),
             (["norms", "--stat", "absmax"], local.norms(stat="absmax")),
             (["hist", "9", "w"], local.hist("w", "9")),
         ):
@@ -299,7 +299,7 @@ class TestRemotePlace(PlaceContract):
         """The server's address alone: there is one run."""
         return server.url, None
 
-    def test_it_is_remote(self, place: AnyPlace) -> None:
+    def test_it_is_remote(self, place: Place) -> None:
         """What is compared here did go over HTTP."""
         assert isinstance(place, RemotePlace)
 
@@ -317,3 +317,16 @@ def test_values_are_those_that_were_recorded(job: OddJob, local: LocalPlace) -> 
     assert same_bits(local.grad("w", "9").values, job.expected("w", 9))
     norms = local.norms("scalar").rows[0]["values"]
     assert math.isclose(norms[-1], abs(float(job.expected("scalar", 9))), rel_tol=1e-6)
+
+
+def test_a_session_that_does_not_read_is_told(tmp_path: Path) -> None:
+    """Before any answer, in a folder and on a server: its steps are missing in all of them."""
+    for step in (1, 2):
+        OddJob(run=tmp_path / "run.gradtap", params=PARAMS).steps([step]).close()
+    (tmp_path / "run.gradtap/sessions/0000/session.json").write_text("{")
+    with serving(tmp_path) as running:
+        for store in (str(tmp_path / "run.gradtap"), running.url):
+            with asking(store) as place:
+                (said,) = place.notices()
+                assert said.startswith("DAMAGED: session 0000 does not read")
+                assert [row["step"] for row in place.steps().rows] == [2]

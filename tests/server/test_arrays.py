@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from gradtap.query.formats import GradHead
-from gradtap_server.arrays import LONGEST_LIST, PIECE, PartsResponse, array_headers, download_headers
+from gradtap_server.arrays import LONGEST_LIST, array_headers, download_headers
+from gradtap_server.sending import PIECE, PartsResponse
 
 
 def head(steps: tuple[int, ...], name: str = "w", factor: float = 0.125) -> GradHead:
@@ -35,7 +36,7 @@ def sent(response: PartsResponse) -> list[Any]:
         messages.append(message)
 
     async def receive() -> Any:
-        raise AssertionError("nothing is received")
+        return await asyncio.Event().wait()
 
     asyncio.run(response({"type": "http"}, receive, send))
     return messages

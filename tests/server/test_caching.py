@@ -13,6 +13,16 @@ TAG = '"abc"'
 
 NAMED = ["*", " * ", '"abc"', 'W/"abc"', '"x", "abc"', '"x",W/"abc" , "y"', '"a,b", "abc"', '"x" , , "abc"']
 NOT_NAMED = [None, "", "abc", '"ab"', '"abc', 'W/"x"', '"ABC"', '"x,abc,y"', '"*"', 'w"abc', "W/*"]
+NOT_NAMED += [
+    '"abc"garbage',
+    'W/ "abc"',
+    'x"abc"',
+    '"abc" "y"',
+    '"abc", y',
+    'w/"abc"',
+    '*, "abc"',
+    '"abc"' + " " * 60_000 + "x",
+]
 
 
 @pytest.mark.parametrize("header", NAMED)

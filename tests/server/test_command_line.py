@@ -126,7 +126,7 @@ def test_verify_is_for_the_files(server: Server, zoo: Path, capsys: pytest.Captu
     assert ends(capsys, ["verify", str(zoo), "-r", "damaged", "--deep"])[0] == 5
 
 
-@pytest.mark.parametrize("words", [["runs"], ["/healthz"], ["runs/closed/steps?range=1:3"], ["runs/closed/norms"]])
+@pytest.mark.parametrize("words", [["runs"], ["/healthz"], ["runs/closed/steps?steps=1:3"], ["runs/closed/norms"]])
 def test_get_prints_what_a_server_answers(
     zoo: Path, server: Server, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
@@ -191,6 +191,21 @@ def test_a_server_is_watched_by_looking_again(tmp_path: Path) -> None:
         news = list(following(place, 1, last=9, sleep=sleep))
     assert [row["step"] for each in news for row in each.rows] == [1, 2]
     assert [each.state for each in news][-1] == "closed"
+
+
+def test_a_session_that_does_not_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before any answer, from either place: its steps are missing in what follows."""
+    path = tmp_path / "half.gradtap"
+    Job(run=path, world=1, kind="whole").steps([1, 2]).kill()
+    Job(run=path, world=1, kind="whole").steps([3]).close()
+    head = path / "sessions" / "0001" / "session.json"
+    head.write_bytes(head.read_bytes()[:-30])
+    with serving(tmp_path) as running:
+        for store in (str(path), running.url):
+            for words in (["ls"], ["show", "1", "mlp.bias"], ["info"]):
+                code, out, err = ends(capsys, [words[0], store, *words[1:]])
+                assert code == 0 and out
+                assert "DAMAGED: session 0001 does not read" in err
 
 
 def test_doctor_looks_at_a_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

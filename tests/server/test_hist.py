@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gradtap.read.catalog import Catalog
+from gradtap.read.summaries import SummaryReader
 from tests.server.samples import PARAMS, OddJob, grad_path, reads
 from tests.server.serving import Server, serving
+from tests.support.synthetic import Job, spec
 
 RUN = "hist"
 
@@ -114,3 +118,33 @@ def test_problems(server: Server, query: dict[str, object], status: int) -> None
     assert server.json(hist(**query), status=status)["status"] == status
     assert server.head(hist(**query)).status_code == status
     assert reads(server, RUN) == before
+
+
+@pytest.mark.parametrize("summary", ["none", "basic"])
+def test_head_of_a_histogram_that_was_not_stored(tmp_path: Path, summary: str) -> None:
+    """HEAD says what GET does where no histogram was stored, and reads no chunk to know; a counted one is there."""
+    job = Job(run=tmp_path / RUN, params=(spec("w", 30, 20),), summary=summary).steps([1])
+    job.close()
+    with serving(job.run) as server:
+        assert server.get(hist()).json()["type"] == "/problems/incomplete"
+        assert server.head(hist()).status_code == 404
+        assert server.head(hist(slice="0")).status_code == 200
+        assert reads(server, RUN) == 0
+
+
+def test_head_of_a_histogram_that_was_not_taken(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the selection left a parameter out at the step there is no histogram for HEAD either."""
+    monkeypatch.setattr(SummaryReader, "histogram", lambda *args: None)
+    assert server.get(hist()).json()["type"] == "/problems/incomplete"
+    assert server.head(hist()).status_code == 404
+    assert server.head(hist(slice="0")).status_code == 200
+
+
+def test_the_run_is_opened_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A histogram is read from the run that was looked up: one that takes its place meanwhile cannot answer."""
+    opened = []
+    real = Catalog.open
+    monkeypatch.setattr(Catalog, "open", lambda self, name: opened.append(name) or real(self, name))
+    assert server.get(hist()).status_code == 200
+    assert server.get(f"/api/v1/runs/{RUN}/norms").status_code == 200
+    assert opened == [RUN, RUN]

@@ -10,14 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from gradtap.errors import NotARunError, StoreError, UsageError
+from gradtap.errors import NotARunError, StoreError, UsageError, problem_of
 from gradtap_server.launch import serve
 from gradtap_server.settings import ServerSettings
+from tests.server.serving import serving
+from tests.support.synthetic import SMALL, Job, spec
 
 CODE = """
 import sys
@@ -82,6 +85,31 @@ def test_a_signal_does_not_wait_for_a_slow_answer(zoo: Path) -> None:
         assert time.monotonic() - start < 3
 
 
+def test_a_signal_cuts_a_download_quietly(tmp_path: Path) -> None:
+    """A client that takes nothing of a large answer keeps nobody: the process ends in time, with nothing to say."""
+    large = replace(SMALL, chunk_bytes=2**20, shard_bytes=2**24)
+    Job(run=tmp_path / "large", params=(spec("w", 2048, 2048),), world=1, settings=large).steps([1]).close()
+    with launched(tmp_path) as (process, url), socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.connect(_address(url))
+        raw.sendall(b"GET /api/v1/runs/large/steps/1/grads/w HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert raw.recv(64).startswith(b"HTTP/1.1 200")
+        time.sleep(0.3)
+        start = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=20)
+        assert time.monotonic() - start < 2
+        assert (process.returncode, rest) == (0, "ended quietly\n")
+
+
+@pytest.mark.parametrize("token", [" t0", "t0 ", "\tt0\n"])
+def test_blanks_around_a_token_do_not_count(zoo: Path, token: str) -> None:
+    """A token that was set with blanks around it lets in who shows it without them."""
+    settings = ServerSettings.from_environment({"GRADTAP_SERVER_TOKEN": token})
+    with serving(zoo, token=settings.token) as server:
+        assert server.get("/api/v1", headers={"Authorization": "Bearer t0"}).status_code == 200
+
+
 def test_the_token_comes_from_the_environment(zoo: Path) -> None:
     """With a token in the environment the process asks for it."""
     with launched(zoo, GRADTAP_SERVER_TOKEN="t0") as (_, url):
@@ -112,7 +140,7 @@ def test_uvicorn_runs_the_factory(zoo: Path) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org", ""])
 def test_an_open_door_is_refused(zoo: Path, host: str) -> None:
     """An address beyond this machine needs a token, or a word that everybody is meant; the error names the cure."""
-    with pytest.raises(UsageError, match=r"GRADTAP_SERVER_TOKEN=.*--host 127\.0\.0\.1"):
+    with pytest.raises(UsageError, match=r"GRADTAP_SERVER_TOKEN\b.*--host 127\.0\.0\.1"):
         serve([zoo], host=host, port=0, settings=ServerSettings())
 
 
@@ -143,6 +171,21 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
         serve([tmp_path / "file"], port=0, settings=ServerSettings())
     with pytest.raises((UsageError, StoreError), match="no store to serve"):
         serve([], port=0, settings=ServerSettings())
+
+
+def test_a_closed_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store below a folder that may not be looked into is an error that names it, not a bare one of the system."""
+    real = os.stat
+
+    def refusing(path: object, **options: object) -> os.stat_result:
+        if "closed" in str(path):
+            raise PermissionError(13, "Permission denied")
+        return real(path, **options)  # type: ignore[arg-type, call-overload, no-any-return]
+
+    monkeypatch.setattr(os, "stat", refusing)
+    with pytest.raises(StoreError, match="cannot look into .*closed/runs: Permission denied") as caught:
+        serve([tmp_path / "closed" / "runs"], port=0, settings=ServerSettings())
+    assert problem_of(caught.value).exit_code == 3
 
 
 def _address(url: str) -> tuple[str, int]:

@@ -10,9 +10,19 @@ from hypothesis import strategies as st
 
 from gradtap.errors import LimitError
 from gradtap.selection import Selection, parse_slice
-from gradtap_server.limits import AMPLIFICATION_FROM, MIB, Ask, Cost, Limits, Measure, breach, check_cost, first_steps
+from gradtap_server.limits import Ask, Cost, Limits, Measure, breach, check_cost, first_steps
+from gradtap_server.settings import ServerSettings
 
-ROOMY = Limits(response_bytes=2**62, read_bytes=2**62, chunks=2**62, json_elements=2**62)
+MIB = 2**20
+AMPLIFICATION_FROM = ServerSettings().amplification_from
+
+
+def limited(**changes: int) -> Limits:
+    """The limits of a server that has these settings."""
+    return Limits.of(ServerSettings(**changes))
+
+
+ROOMY = limited(response_bytes=2**62, read_bytes=2**62, chunks=2**62, json_elements=2**62)
 
 
 def flat_chunks(elements: int, *, step_factor: int = 1) -> Measure:
@@ -45,7 +55,7 @@ def refused(what: Ask, measure: Measure, limits: Limits) -> dict[str, object]:
 
 def test_what_fits_is_let_through() -> None:
     """An answer at the very limits passes, and its cost is given back."""
-    limits = Limits(response_bytes=400, read_bytes=400, chunks=10, json_elements=100)
+    limits = limited(response_bytes=400, read_bytes=400, chunks=10, json_elements=100)
     cost = check_cost(ask((10, 10)), flat_chunks(10), limits)
     assert cost == Cost(response_bytes=400, read_bytes=400, chunks=10, elements=100)
 
@@ -53,20 +63,20 @@ def test_what_fits_is_let_through() -> None:
 @pytest.mark.parametrize(
     ("limits", "name", "suggested"),
     [
-        (Limits(response_bytes=399), "response_bytes", "0:9, :"),
-        (Limits(response_bytes=79), "response_bytes", "0:1, :"),
-        (Limits(response_bytes=39), "response_bytes", "0:1, 0:9"),
-        (Limits(chunks=9), "chunks", "0:9, :"),
-        (Limits(read_bytes=399), "read_bytes", "0:9, :"),
-        (Limits(json_elements=25), "json_elements", "0:2, :"),
-        (Limits(json_elements=1), "json_elements", "0:1, 0:1"),
+        (limited(response_bytes=399), "response_bytes", "0:9, :"),
+        (limited(response_bytes=79), "response_bytes", "0:1, :"),
+        (limited(response_bytes=39), "response_bytes", "0:1, 0:9"),
+        (limited(chunks=9), "chunks", "0:9, :"),
+        (limited(read_bytes=399), "read_bytes", "0:9, :"),
+        (limited(json_elements=25), "json_elements", "0:2, :"),
+        (limited(json_elements=1), "json_elements", "0:1, 0:1"),
     ],
 )
 def test_whole_rows_are_suggested(limits: Limits, name: str, suggested: str) -> None:
     """One beyond a limit, as many whole leading rows as fit are suggested; else as many elements of the first."""
     facts = refused(ask((10, 10)), flat_chunks(10), limits)
     assert facts["limit"] == name
-    assert facts["suggested_slice"] == suggested
+    assert facts["suggested_slice"] == suggested.replace(" ", "")
     assert (facts["response_bytes"], facts["read_bytes"], facts["chunks"]) == (400, 400, 10)
     assert ("limit_bytes" in facts) == name.endswith("_bytes")
 
@@ -82,17 +92,17 @@ def test_whole_rows_are_suggested(limits: Limits, name: str, suggested: str) -> 
 )
 def test_suggestion_keeps_the_form(text: str, suggested: str) -> None:
     """Strides, directions and single indices stay; what is suggested is the beginning of what was asked for."""
-    limits = Limits(response_bytes=80 if "::-1" in text else 32)
-    assert refused(ask((10, 10), text), flat_chunks(10), limits)["suggested_slice"] == suggested
+    limits = limited(response_bytes=80 if "::-1" in text else 32)
+    assert refused(ask((10, 10), text), flat_chunks(10), limits)["suggested_slice"] == suggested.replace(" ", "")
 
 
 def test_steps_are_left_out_first() -> None:
     """Of a stack, the first steps are suggested with the slice whole; one step with a part where even one is much."""
-    limits = Limits(response_bytes=1200)
+    limits = limited(response_bytes=1200)
     facts = refused(ask((10, 10), "", 7, 5), flat_chunks(10), limits)
-    assert (facts["suggested_slice"], facts["suggested_steps"]) == (":, :", "10:21:5")
-    facts = refused(ask((10, 10), "", 7), flat_chunks(10), Limits(response_bytes=100))
-    assert (facts["suggested_slice"], facts["suggested_steps"]) == ("0:2, :", "10:11")
+    assert (facts["suggested_slice"], facts["suggested_steps"]) == (":,:", "10:21:5")
+    facts = refused(ask((10, 10), "", 7), flat_chunks(10), limited(response_bytes=100))
+    assert (facts["suggested_slice"], facts["suggested_steps"]) == ("0:2,:", "10:11")
 
 
 def test_first_steps_name_themselves() -> None:
@@ -105,30 +115,30 @@ def test_first_steps_name_themselves() -> None:
 def test_nothing_fits() -> None:
     """Where not one element fits, nothing is suggested and the message says so."""
     with pytest.raises(LimitError, match="no part of it fits") as caught:
-        check_cost(ask((10, 10)), flat_chunks(10), Limits(response_bytes=3))
+        check_cost(ask((10, 10)), flat_chunks(10), limited(response_bytes=3))
     assert "suggested_slice" not in caught.value.facts
 
 
 def test_amplification() -> None:
     """Beyond 32 MiB no more than eight times the answer may be read; up to there, and for one chunk, any answer may."""
     small = Cost(response_bytes=4, read_bytes=AMPLIFICATION_FROM, chunks=64)
-    assert breach(small, Limits()) is None
-    found = breach(Cost(response_bytes=4, read_bytes=AMPLIFICATION_FROM + 1, chunks=64), Limits())
+    assert breach(small, limited()) is None
+    found = breach(Cost(response_bytes=4, read_bytes=AMPLIFICATION_FROM + 1, chunks=64), limited())
     assert found is not None and found.name == "amplification" and found.most == AMPLIFICATION_FROM
-    assert breach(Cost(response_bytes=4, read_bytes=AMPLIFICATION_FROM + 1, chunks=1), Limits()) is None
+    assert breach(Cost(response_bytes=4, read_bytes=AMPLIFICATION_FROM + 1, chunks=1), limited()) is None
     eight = Cost(response_bytes=5 * MIB, read_bytes=40 * MIB, chunks=64)
-    assert breach(eight, Limits()) is None
-    assert breach(Cost(response_bytes=5 * MIB - 1, read_bytes=40 * MIB, chunks=64), Limits()) is not None
+    assert breach(eight, limited()) is None
+    assert breach(Cost(response_bytes=5 * MIB - 1, read_bytes=40 * MIB, chunks=64), limited()) is not None
 
 
 def test_a_column_is_cut_by_what_it_reads() -> None:
     """A column of a matrix stored by rows is refused for what it reads; the suggested part of it fits."""
     measure = flat_chunks(MIB)
     what = ask((64, MIB), ":, 0")
-    facts = refused(what, measure, Limits())
-    assert (facts["limit"], facts["suggested_slice"]) == ("amplification", "0:8, 0")
+    facts = refused(what, measure, limited())
+    assert (facts["limit"], facts["suggested_slice"]) == ("amplification", "0:8,0")
     again = Ask(where=Selection.of(str(facts["suggested_slice"]), (64, MIB)), steps=(1,), stacked=False)
-    assert check_cost(again, measure, Limits()).chunks == 8
+    assert check_cost(again, measure, limited()).chunks == 8
 
 
 @st.composite
@@ -162,7 +172,7 @@ def test_every_suggestion_fits(
     It is a leading part of what was asked for; where none is made, even one element is too much.
     """
     shape, text = picked
-    limits = Limits(response_bytes=response, read_bytes=read, chunks=chunks, json_elements=elements)
+    limits = limited(response_bytes=response, read_bytes=read, chunks=chunks, json_elements=elements)
     what, measure = ask(shape, text, steps), flat_chunks(chunk)
     try:
         check_cost(what, measure, limits)
@@ -197,7 +207,7 @@ def test_suggestion_is_cheap() -> None:
         return Cost(response_bytes=where.numel * 4, read_bytes=where.numel * 4, chunks=where.numel // 2**17 + 1)
 
     what = ask((2**17, 2**15))
-    facts = refused(what, measure, Limits())
-    assert facts["suggested_slice"] == "0:512, :"
+    facts = refused(what, measure, limited())
+    assert facts["suggested_slice"] == "0:512,:"
     assert len(sizes) < 40
     assert sum(size > 2**26 for size in sizes) < 12

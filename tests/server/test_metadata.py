@@ -42,7 +42,7 @@ def test_params_answer_as_the_query(server: Server, zoo: Path) -> None:
 
 def test_steps_answer_as_the_query(server: Server, zoo: Path) -> None:
     """The body is the answer of the same query on the folder, range and tags included."""
-    body = server.json(f"{RUN}/steps?range=1:6:2&tags=1")
+    body = server.json(f"{RUN}/steps?steps=1:6:2&tags=1")
     with open_run(zoo / "closed.gradtap") as run:
         assert body == steps(run, "1:6:2", tags=True).body() | {"next": None, "total": 3}
     assert [row["step"] for row in body["steps"]] == [1, 3, 5]
@@ -58,7 +58,7 @@ def test_one_step_answers_as_the_query(server: Server, zoo: Path) -> None:
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
 def test_pages_add_up(server: Server, limit: int) -> None:
     """Pages of any size together have every row once, in order."""
-    for path, rows in (("/params", "parameters"), ("/steps", "steps"), ("/steps?range=0:5:2", "steps")):
+    for path, rows in (("/params", "parameters"), ("/steps", "steps"), ("/steps?steps=0:5:2", "steps")):
         whole = server.json(RUN + path)[rows]
         joined = f"{RUN}{path}{'&' if '?' in path else '?'}limit={limit}"
         assert followed(server, joined, rows) == whole
@@ -100,8 +100,8 @@ def test_a_wide_step_comes_in_pages(zoo: Path) -> None:
         ("cursor=!!", "cursor is '!!'"),
         ("cursor=WyJydW5zIiwgImEiXQ", "cursor is"),
         ("cursor=WyJzdGVwcyIsIHRydWVd", "cursor is"),
-        ("rnage=0:3", "did you mean range"),
-        ("range=1:2:3:4", "range is '1:2:3:4'"),
+        ("stesp=0:3", "did you mean steps"),
+        ("steps=1:2:3:4", "range is '1:2:3:4'"),
         ("tags=perhaps", "tags is 'perhaps'"),
         ("limit=1&limit=2", "limit is given 2 times"),
     ],

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gradtap.read import Run
 from tests.server.samples import reads
 from tests.server.serving import Server, serving
 from tests.support.synthetic import Job, spec
@@ -103,3 +104,24 @@ def test_no_summaries(tmp_path: Path) -> None:
     job.close()
     with serving(job.run) as server:
         assert server.json(norms(), status=404)["type"] == "/problems/incomplete"
+
+
+def test_head_of_norms_that_were_not_stored(tmp_path: Path) -> None:
+    """HEAD says what GET does where no summaries were stored, and reads nothing to know."""
+    job = Job(run=tmp_path / RUN, params=PARAMS, summary="none").steps([1, 2])
+    job.close()
+    with serving(job.run) as server:
+        assert server.get(norms()).json()["type"] == "/problems/incomplete"
+        assert server.head(norms()).status_code == 404
+        assert reads(server, RUN) == 0
+
+
+def test_steps_are_looked_up_at_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look-up asks the run's index once for all steps, not whether anything changed at each of them."""
+    asked = []
+    real = Run._attempts
+    monkeypatch.setattr(Run, "_attempts", lambda self: asked.append(1) or real(self))
+    assert server.head(norms(steps="1:3")).status_code == 200
+    few = len(asked)
+    assert server.head(norms(steps="1:9")).status_code == 200
+    assert len(asked) == 2 * few

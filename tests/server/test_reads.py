@@ -133,7 +133,7 @@ def test_late_errors_are_dropped() -> None:
 
     async def main() -> None:
         with pytest.raises(TimedOutError) as caught:
-            await in_thread(fail, timeout=0.05)
+            await in_thread(fail, timeout=0.05, limiter=anyio.CapacityLimiter(1))
         assert caught.value.facts["timeout_seconds"] == 0.05
         while not failed.is_set():
             await asyncio.sleep(0.01)

@@ -50,6 +50,7 @@ def test_every_setting_is_a_variable() -> None:
         ("ROOT_PATH", "gradients", "begins with /"),
         ("ROOT_PATH", "/gradients/", "ends without"),
         ("TOKEN", "", "empty"),
+        ("TOKEN", " \t", "empty"),
         ("TOKEN", "a\nb", "odd characters"),
         ("TOKEN_FILE", "/no/such/file", "cannot read the token file"),
         ("PAGE_MAXX", "5", "did you mean GRADTAP_SERVER_PAGE_MAX"),

@@ -51,7 +51,8 @@ def test_norms_are_a_heat_map_for_eyes(recorded: Job, capsys: pytest.CaptureFixt
 
 def test_norms_of_no_steps(recorded: Job, capsys: pytest.CaptureFixture[str]) -> None:
     """A misspelt statistic and a range without steps have their exit codes."""
-    assert main(["norms", str(recorded.run), "--stat", "l3"]) == 2
+    assert main(["norms", str(recorded.run), "--stat", "absmx"]) == 2
+    assert "did you mean absmax" in capsys.readouterr().err
     assert main(["norms", str(recorded.run), "--steps", "x"]) == 2
     assert main(["norms", str(recorded.run), "--steps", "90:"]) == 4
     assert main(["norms", str(recorded.run), "mpl.weight"]) == 4
@@ -61,7 +62,7 @@ def test_norms_of_no_steps(recorded: Job, capsys: pytest.CaptureFixture[str]) ->
 def test_hist_shows_the_stored_one(recorded: Job, capsys: pytest.CaptureFixture[str]) -> None:
     """By power of two, with what is not finite apart, and where it comes from."""
     out = printed(capsys, "hist", str(recorded.run), "3", "mlp.weight")
-    assert "the stored summary" in out and "values by power of two" in out and "0 NaN" in out
+    assert "the stored summary" in out and "a row for each power of two" in out and "0 NaN" in out
     body = json.loads(printed(capsys, "hist", str(recorded.run), "3", "mlp.weight", "--json"))
     assert sum(row["count"] for row in body["bins"]) == 29 * 17
 

@@ -108,3 +108,10 @@ def test_sparkline_is_no_longer_than_asked() -> None:
     line = sparkline([0.0] * 99 + [1.0], width=10)
     assert len(line) == 10
     assert line[-1] == BLOCKS[-1]
+
+
+def test_names_that_would_look_alike_get_more_room() -> None:
+    """Shortened to a third of the screen they would be the same; up to half of it, they are told apart."""
+    names = [f"blocks.{i}.attention.projection.{kind}.weight" for i in range(4) for kind in ("query", "key")]
+    shown = [line.split()[0] for line in drawn(heatmap([[1.0, 2.0]] * len(names), names, [1, 2]), 90)[: len(names)]]
+    assert len(set(shown)) == len(names) and max(map(len, shown)) <= 45

@@ -15,6 +15,10 @@ from gradtap.cli.app import app, main
 from gradtap.cli.completion import params_of, runs_of, steps_of
 from gradtap.cli.exits import in_verbs
 from gradtap.errors import MissingExtraError, UsageError
+from gradtap.query.cast import DTYPES
+from gradtap.query.formats import FORMATS
+from gradtap.read.histogram import SCALES
+from gradtap.read.norms import STATS
 from gradtap.store.runfile import create_run
 from tests.server.serving import serving
 from tests.support.synthetic import Job
@@ -192,3 +196,37 @@ def test_usage_errors_carry_their_facts(capsys: pytest.CaptureFixture[str]) -> N
     assert main(["stesp", "--json"]) == 2
     assert json.loads(capsys.readouterr().err)["did_you_mean"][0] == "steps"
     assert issubclass(UsageError, ValueError)
+
+
+def test_an_address_without_its_scheme_is_recognised(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is no folder; what to write is said."""
+    assert main(["info", "127.0.0.1:8000"]) == 2
+    assert "http://127.0.0.1:8000" in capsys.readouterr().err
+
+
+def test_a_misspelt_folder_is_answered_with_its_neighbours(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs beside it that are called nearly so."""
+    there = next(path for path in sorted(runs.iterdir()) if (path / "run.json").is_file())
+    assert main(["info", str(there.with_name(there.name[:-1]))]) == 3
+    assert f"did you mean {there.name}" in capsys.readouterr().err
+
+
+def test_words_of_options_are_those_that_there_are() -> None:
+    """What a shell offers for --stat, --scale, --format and --dtype is what the queries take."""
+    for verb, option, words in (
+        ("norms", "stat", STATS),
+        ("hist", "scale", SCALES),
+        ("grad", "format", FORMATS),
+        ("grad", "dtype", DTYPES),
+    ):
+        command = typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
+        (found,) = [param for param in command.params if param.name == option]
+        offered = found.shell_complete(typer.Context(command), "")
+        assert sorted(item.value for item in offered) == sorted(words), verb
+
+
+def test_a_line_that_does_not_parse_yet_completes(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After `--run` nothing is parsed; the store is found among the words."""
+    monkeypatch.setenv("COMP_WORDS", f"gradtap norms {runs} --run ")
+    context = typer.Context(typer.main.get_command(app))
+    assert runs_of(context, "") != []

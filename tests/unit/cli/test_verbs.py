@@ -131,7 +131,7 @@ def test_show_of_an_attempt(run: FakeRun, capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_range_of_nothing_says_so(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     """A range without a step is no error, and a word on stderr."""
-    assert main(["steps", "x", "--range", "90:"]) == 0
+    assert main(["steps", "x", "--steps", "90:"]) == 0
     assert "selects no step; the run has steps 1 to 5" in capsys.readouterr().err
 
 
@@ -190,14 +190,14 @@ def test_steps_for_eyes(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> Non
     [("", [1, 2, 3, 4, 5]), ("2:4", [2, 3]), ("1::2", [1, 3, 5]), (":3", [1, 2]), ("4", [4]), ("3:", [3, 4, 5])],
 )
 def test_steps_in_a_range(run: FakeRun, capsys: pytest.CaptureFixture[str], text: str, expected: list[int]) -> None:
-    """`--range a:b:c` takes steps from a up to, not including, b, every c-th."""
-    assert [row["step"] for row in answer(capsys, "steps", "x", "--range", text)["steps"]] == expected
+    """`--steps a:b:c` takes steps from a up to, not including, b, every c-th."""
+    assert [row["step"] for row in answer(capsys, "steps", "x", "--steps", text)["steps"]] == expected
 
 
 @pytest.mark.parametrize("text", ["a", "1:2:3:4", "1:2:0", "1:2:-1", "1.5"])
 def test_a_bad_range_is_refused(run: FakeRun, capsys: pytest.CaptureFixture[str], text: str) -> None:
     """Anything that is not a range names the value and an example, before a store is opened."""
-    assert main(["steps", "x", "--range", text]) == 2
+    assert main(["steps", "x", "--steps", text]) == 2
     assert "100:200:10" in capsys.readouterr().err
 
 
@@ -231,7 +231,7 @@ def test_show_for_eyes(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None
     assert "untouched" in out
     assert "not applied here" in out
     assert "4 more" in out
-    assert "values by power of two" in out
+    assert "a row for each power of two" in out
 
 
 @pytest.mark.parametrize(
@@ -337,8 +337,8 @@ def test_verify_of_a_sound_run(checked: list[Damage], capsys: pytest.CaptureFixt
     assert body["notes"][0]["what"] == "left behind"
     assert main(["verify", "x"]) == 0
     out, err = capsys.readouterr()
-    assert "sound: 1 session, 9 chunks in place" in out
-    assert "contents not decoded (--deep decodes them)" in out
+    assert "sound as far as looked at: 1 session, 9 chunks in place" in out
+    assert "(--deep reads and decodes it)" in out
     assert err == ""
 
 

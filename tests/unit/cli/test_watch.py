@@ -14,6 +14,7 @@ from gradtap.cli.app import main
 from gradtap.cli.live import Screen
 from gradtap.cli.news import News, following
 from gradtap.cli.places import asking
+from gradtap.types import StepOutcome
 from tests.support.synthetic import Job
 
 
@@ -28,6 +29,8 @@ def test_a_closed_run_is_told_and_ends(store: Path, capsys: pytest.CaptureFixtur
     assert lines(capsys, str(store)) == [1, 2, 3, 5, 6]
     assert lines(capsys, str(store), "--last", "2") == [5, 6]
     assert lines(capsys, str(store), "--last", "0") == []
+    # More than there are, in a run shorter than twice as many.
+    assert lines(capsys, str(store), "--last", "7") == [1, 2, 3, 5, 6]
     assert main(["watch", str(store)]) == 0
     out, err = capsys.readouterr()
     assert [line.split("step ")[1].split()[0] for line in out.splitlines()] == ["1", "2", "3", "5", "6"]
@@ -74,6 +77,21 @@ def test_new_steps_come_once_until_the_run_is_closed(tmp_path: Path) -> None:
     found = news_of(job, [more(3), more(4, dropped=(0,)), more(5), end], last=1)
     assert found[0] == [2]
     assert [step for rows in found[1:] for step in rows] == [3, 5, 6]
+
+
+def test_a_step_is_told_with_its_outcome(tmp_path: Path) -> None:
+    """Whether a step was applied is known when the next begins, or at the end: until then its line waits."""
+    job = Job(run=tmp_path / "r.gradtap").steps([1])
+    job.step(2, outcome=False)
+    job.wait_published(2)
+
+    def next_one() -> None:
+        for recorder in job.recorders:
+            recorder.outcome(2, StepOutcome(state="applied"))
+        job.step(3, outcome=False)
+        job.flush()
+
+    assert news_of(job, [lambda: None, next_one, job.close], last=5) == [[1], [2], [3]]
 
 
 def test_it_ends_after_so_many_new_steps(tmp_path: Path) -> None:
@@ -161,4 +179,4 @@ def test_a_terminal_gets_the_picture(store: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(watch, "console", lambda: screen)
     assert main(["watch", str(store)]) == 0
     text = screen.file.getvalue()  # type: ignore[attr-defined]
-    assert "closed" in text and "step  attempt" in text
+    assert "closed" in text and "step  attempt" in text and "5 steps" in text

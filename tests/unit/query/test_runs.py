@@ -51,6 +51,7 @@ def test_a_row_of_an_empty_run(tmp_path: Path) -> None:
         "name": "mine",
         "run": run,
         "state": "empty",
+        "damaged": {},
         "engine": None,
         "world": None,
         "steps": {"first": None, "last": None, "count": 0},

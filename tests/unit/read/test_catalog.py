@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -272,7 +274,7 @@ def test_a_lost_run_json_is_no_absence(tmp_path: Path) -> None:
     (tmp_path / "mine" / "run.json").unlink()
     found = catalog(tmp_path)
     assert slugs(found) == ["mine"]
-    with pytest.raises(NotARunError, match=r"run\.json is lost"):
+    with pytest.raises(DamagedError, match=r"run\.json is lost"):
         found.open("mine")
 
 
@@ -314,6 +316,80 @@ def test_a_folder_that_does_not_list_is_named(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(StoreError, match="cannot list"):
         found.open("closed")
     assert found.open("mine").name == "mine"
+
+
+@pytest.mark.parametrize("target", ["ring", "nowhere"])
+def test_a_link_that_leads_nowhere_hides_nothing(tmp_path: Path, target: str) -> None:
+    """A link in a ring, or to what is gone, is no folder: the runs beside it are listed, without an error."""
+    make(tmp_path / "mine")
+    (tmp_path / "ring").symlink_to(tmp_path / target)
+    found = catalog(tmp_path)
+    found.check()
+    assert [(e.slug, e.error) for e in found.entries()] == [("mine", None)]
+    assert found.open("mine").name == "mine"
+
+
+def test_a_link_to_a_closed_place_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that may not be followed is an entry with its error; the runs beside it are listed as ever."""
+    make(tmp_path / "mine")
+    (tmp_path / "other").mkdir()
+    scan, stat = os.scandir, os.stat
+
+    class Entry:
+        def __init__(self, entry: os.DirEntry[str]) -> None:
+            self.name, self._entry = entry.name, entry
+
+        def is_dir(self) -> bool:
+            if self.name == "other":
+                raise PermissionError(13, "Permission denied")
+            return self._entry.is_dir()
+
+    @contextlib.contextmanager
+    def scanning(path: Any) -> Any:
+        with scan(path) as entries:
+            yield [Entry(entry) for entry in entries]
+
+    def looking(path: Any, **options: Any) -> os.stat_result:
+        if f"{os.sep}other" in str(path):
+            raise PermissionError(13, "Permission denied")
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "scandir", scanning)
+    monkeypatch.setattr(os, "stat", looking)
+    found = catalog(tmp_path)
+    assert [(e.slug, e.folder, e.error is None) for e in found.entries()] == [
+        ("mine", False, True),
+        ("other", True, False),
+    ]
+
+
+def test_one_look_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a look for runs hangs, others get what the last one found; what is open stays within reach."""
+    make(tmp_path / "mine")
+    found = Catalog([tmp_path], every=0.0)
+    assert [e.slug for e in found.entries()] == ["mine"]
+    begun, gate, looks = threading.Event(), threading.Event(), []
+
+    def hanging(store: Path) -> Any:
+        looks.append(store)
+        begun.set()
+        assert gate.wait(20)
+        return discover(store)
+
+    monkeypatch.setattr("gradtap.read.catalog.discover", hanging)
+    make(tmp_path / "newer")
+    looking = threading.Thread(target=found.entries)
+    looking.start()
+    try:
+        assert begun.wait(20)
+        for _ in range(3):
+            assert [e.slug for e in found.entries()] == ["mine"]
+        assert found.open("mine").name == "mine"
+        assert len(looks) == 1
+    finally:
+        gate.set()
+        looking.join(20)
+    assert [e.slug for e in found.known()] == ["mine", "newer"]
 
 
 def test_a_file_system_s_own_folder_is_passed_over(tmp_path: Path) -> None:
@@ -387,3 +463,14 @@ def test_discovery_is_in_order(tmp_path: Path) -> None:
     for name in ("c", "a", "b"):
         make(tmp_path / name)
     assert [entry.within for entry in told_apart(discover(tmp_path))] == ["a", "b", "c"]
+
+
+def test_a_link_round_to_the_store_lists_no_run_twice(tmp_path: Path) -> None:
+    """A run that is reached by a link too is listed once, by the way that has none, whatever the names' order."""
+    store = tmp_path / "store"
+    for name in ("a", "z/deep"):
+        create_run(store / name)
+    (store / "loop").symlink_to(store, target_is_directory=True)
+    entries = Catalog([store]).entries()
+    assert sorted(entry.within for entry in entries) == ["a", "z/deep"]
+    assert sorted(entry.slug for entry in entries) == ["a", "deep"]

@@ -62,7 +62,7 @@ def test_refusals(closed: Job) -> None:
     with pytest.raises(gradtap.UsageError, match="'l3'.*l2, l1"):
         run.norms(stat="l3")
     with pytest.raises(gradtap.ParamNotFoundError, match="did you mean mlp.bias"):
-        run.norms("mlp.bia")
+        run.norms("mlp.bisa")
     with pytest.raises(gradtap.ParamNotFoundError):
         run.norms("frozen.bias")
     with pytest.raises(gradtap.StepNotFoundError, match="44"):

@@ -64,7 +64,7 @@ def test_another_working_folder(closed: Job, tmp_path: Path, monkeypatch: pytest
 def test_a_lost_run_json(copy: Path) -> None:
     """Sessions without a run.json: open says what is lost and what to do, verify checks the sessions all the same."""
     (copy / "run.json").unlink()
-    with pytest.raises(NotARunError, match=r"run.json is lost; 1 session is \(0000\).*attach"):
+    with pytest.raises(DamagedError, match=r"run.json is lost; 1 session is \(0000\).*attach"):
         gradtap.open(copy)
     report = verify(copy)
     (finding,) = report.findings

@@ -22,7 +22,7 @@ HEADERS = {
     "X-Gradtap-Dtype": "float32",
     "X-Gradtap-Byteorder": "little",
     "X-Gradtap-Run": "ab" * 16,
-    "X-Gradtap-Name": "w%2Fx",
+    "X-Gradtap-Name": "w",
     "X-Gradtap-Source-Dtype": "bfloat16",
     "X-Gradtap-Flags": "untouched,nonfinite",
     "X-Gradtap-Step": "3",
@@ -43,7 +43,7 @@ def place(body: bytes = BODY, **headers: str | None) -> RemotePlace:
 
 def test_a_gradient_is_made_of_headers_and_body() -> None:
     """Every header is a fact of the gradient, and the body its values."""
-    found = place().grad("w/x", "3")
+    found = place(**{"X-Gradtap-Name": "w%2Fx"}).grad("w/x", "3")
     assert found.values.tolist() == [[0, 1, 2], [3, 4, 5]]
     assert (found.name, found.steps, found.attempts, found.factor) == ("w/x", (3,), (2,), (0.5,))
     assert (found.dtype_captured, found.flags, found.complete) == ("bfloat16", ("untouched", "nonfinite"), True)
