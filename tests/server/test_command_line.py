@@ -58,6 +58,37 @@ def test_every_state_has_its_exit_code_in_both_places(
     assert all(body == bodies[0] for body in bodies)
 
 
+OF_THE_FILES = {
+    "verify --deep": {"damaged": 5, "torn": 5, "newer": 3},
+    "watch --last 2 --jsonl": {"newer": 3, "torn": 5},
+    "doctor": {"newer": 3, "torn": 5},
+    "get runs/{}": {"newer": 3, "torn": 5},
+    "get runs/{}/steps/1/grads/mlp.bias": {"newer": 3, "torn": 5, "damaged": 5, "empty": 4},
+}
+"""As `CODES`, of verbs whose answers differ by place, or are of files alone."""
+
+
+@pytest.mark.parametrize("verb", list(OF_THE_FILES))
+@pytest.mark.parametrize("state", STATES)
+def test_every_state_has_its_exit_code_for_the_other_verbs(
+    zoo: Path, server: Server, capfd: pytest.CaptureFixture[str], state: str, verb: str
+) -> None:
+    """What cannot be read is an error of its kind for them too, by folder and, where they take one, by address."""
+    name, *rest = verb.format(state).split()
+    if name == "watch" and state in ("live", "empty"):
+        # It would wait for more.
+        return
+    folder = str(zoo / f"{state}.gradtap")
+    stores = [folder] if name in ("verify", "watch", "doctor") else [folder, server.url]
+    if "grads" in verb:
+        rest += ["-o", "/dev/null", "--force"]
+    for store in stores:
+        code = main([name, store, *rest])
+        out, err = capfd.readouterr()
+        assert code == OF_THE_FILES[verb].get(state, 0), out + err
+        assert code in (0, 5) or err
+
+
 def test_states_are_told_apart(zoo: Path, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     """`info` names the state of each run that opens, from either place."""
     for state in ("live", "closed", "unclosed", "empty"):
