@@ -104,6 +104,20 @@ SHAPES: Mapping[str, Mapping[str, Kind]] = {
         "neginf": "whole?",
         "bins": ({"low": "number?", "high": "number?", "count": "whole"},),
     },
+    "audit": {
+        "run": "text",
+        "steps": "whole",
+        "first": "whole?",
+        "last": "whole?",
+        "not_judged": {"*": "text"},
+        "findings": (
+            {
+                **dict.fromkeys(("code", "severity", "cause", "cure"), "text"),
+                **dict.fromkeys(("count", "first", "last"), "whole"),
+                "evidence": {"*": "any"},
+            },
+        ),
+    },
 }
 """What the body of each query has, beside its schema."""
 

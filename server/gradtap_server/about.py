@@ -27,6 +27,7 @@ LINKS = {
     "hist": API + "/runs/{run}/steps/{step}/grads/{param}/hist",
     "grads": API + "/runs/{run}/grads/{param}",
     "norms": API + "/runs/{run}/norms",
+    "audit": API + "/runs/{run}/audit",
     "docs": "/docs",
     "openapi": "/openapi.json",
     "health": "/healthz",

@@ -102,6 +102,10 @@ ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "get_norms": ("norms", {"run": TEXT, "stat": TEXT, "steps": WHOLES, "parameters": ROWS}),
+    "get_audit": (
+        "audit",
+        {"run": TEXT, "steps": WHOLE, "first": maybe(WHOLE), "last": maybe(WHOLE), "not_judged": ANY, "findings": ROWS},
+    ),
     "get_health": ("health", {"status": TEXT}),
     "get_readiness": ("ready", {"status": TEXT, "runs": WHOLE}),
     "get_problem": (

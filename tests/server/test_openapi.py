@@ -31,6 +31,7 @@ JSON_OF = {
     "get_step": "/api/v1/runs/closed/steps/1?limit=2",
     "get_hist": "/api/v1/runs/closed/steps/1/grads/mlp.bias/hist",
     "get_norms": "/api/v1/runs/closed/norms",
+    "get_audit": "/api/v1/runs/closed/audit",
     "get_health": "/healthz",
     "get_readiness": "/readyz",
     "get_problem": "/problems/usage",
