@@ -7,6 +7,7 @@ import os
 import secrets
 import sys
 from collections.abc import Iterable
+from io import FileIO
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,7 @@ def check_output(output: str, *, force: bool, binary: str = "", instead: str = "
     if output:
         if os.path.isdir(output):
             raise UsageError(f"{output} is a folder; give -o the name of a file")
-        if not force and os.path.lexists(output):
+        if not force and os.path.lexists(output) and not _is_special(Path(output)):
             raise UsageError(f"{output} is there already; give another name, or --force to write over it")
         if not os.path.isdir(os.path.dirname(output) or "."):
             raise UsageError(f"there is no folder {os.path.dirname(output)}; make it first, or give another name")
@@ -41,8 +42,9 @@ def check_output(output: str, *, force: bool, binary: str = "", instead: str = "
 def put(parts: Iterable[bytes | bytearray | memoryview], output: str, *, force: bool) -> None:
     """Write the parts into `output`, or to stdout where it is empty.
 
-    A file is written under another name beside it and renamed when it is whole. Raises `StoreError` where it cannot be
-    written, `UsageError` where somebody else has made the file meanwhile.
+    A file is written under another name beside it and renamed when it is whole; a link stays, and what it leads to is
+    written. A device or a pipe is written into as it is. Raises `StoreError` where it cannot be written, `UsageError`
+    where somebody else has made the file meanwhile.
     """
     if output:
         _into_file(parts, Path(output), force)
@@ -54,7 +56,22 @@ def put(parts: Iterable[bytes | bytearray | memoryview], output: str, *, force: 
     stream.flush()
 
 
+def _is_special(path: Path) -> bool:
+    """Whether a device, pipe or socket is there: to be written into, never to be put in the place of."""
+    return path.exists() and not path.is_file()
+
+
 def _into_file(parts: Iterable[bytes | bytearray | memoryview], path: Path, force: bool) -> None:
+    if _is_special(path):
+        try:
+            with path.open("wb", buffering=0) as stream:
+                for part in parts:
+                    for piece in _pieces(part):
+                        _all_of(piece, stream)
+        except OSError as error:
+            raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+        return
+    path = Path(os.path.realpath(path))
     own = path.with_name(f".{path.name[:80]}.{secrets.token_hex(4)}.part")
     try:
         with own.open("xb") as file:
@@ -70,6 +87,12 @@ def _into_file(parts: Iterable[bytes | bytearray | memoryview], path: Path, forc
     finally:
         with contextlib.suppress(FileNotFoundError):
             own.unlink()
+
+
+def _all_of(piece: memoryview, stream: FileIO) -> None:
+    while piece.nbytes:
+        # A pipe may take a part of it.
+        piece = piece[stream.write(piece) or 0 :]
 
 
 def _link(own: Path, path: Path) -> None:

@@ -71,7 +71,7 @@ OF_THE_FILES = {
 @pytest.mark.parametrize("verb", list(OF_THE_FILES))
 @pytest.mark.parametrize("state", STATES)
 def test_every_state_has_its_exit_code_for_the_other_verbs(
-    zoo: Path, server: Server, capfd: pytest.CaptureFixture[str], state: str, verb: str
+    zoo: Path, server: Server, capfd: pytest.CaptureFixture[str], tmp_path: Path, state: str, verb: str
 ) -> None:
     """What cannot be read is an error of its kind for them too, by folder and, where they take one, by address."""
     name, *rest = verb.format(state).split()
@@ -81,7 +81,7 @@ def test_every_state_has_its_exit_code_for_the_other_verbs(
     folder = str(zoo / f"{state}.gradtap")
     stores = [folder] if name in ("verify", "watch", "doctor") else [folder, server.url]
     if "grads" in verb:
-        rest += ["-o", "/dev/null", "--force"]
+        rest += ["-o", str(tmp_path / "grad"), "--force"]
     for store in stores:
         code = main([name, store, *rest])
         out, err = capfd.readouterr()

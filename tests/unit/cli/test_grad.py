@@ -4,9 +4,11 @@ import io
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -189,3 +191,23 @@ def test_watch_ends_by_ctrl_c(tmp_path: Path) -> None:
         child.stdout.close()
         child.stderr.close()
         job.close()
+
+
+def test_a_pipe_is_written_into(store: Path, tmp_path: Path) -> None:
+    """A pipe, as a device, takes the bytes and stays what it is; `--force` does not put a file in its place."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for more in ([], ["--force"]):
+        with ThreadPoolExecutor(1) as pool:
+            body = pool.submit(pipe.read_bytes)
+            assert main(["grad", str(store), "1", "mlp.bias", "--format", "npy", "-o", str(pipe), *more]) == 0
+            assert np.load(io.BytesIO(body.result(timeout=20))).shape == (29,)
+        assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_what_a_link_leads_to_is_written(store: Path, tmp_path: Path) -> None:
+    """The link stays a link; its file has the new bytes."""
+    (tmp_path / "file.npy").write_bytes(b"old")
+    (tmp_path / "link.npy").symlink_to(tmp_path / "file.npy")
+    assert main(["grad", str(store), "1", "mlp.bias", "-o", str(tmp_path / "link.npy"), "--force"]) == 0
+    assert (tmp_path / "link.npy").is_symlink() and np.load(tmp_path / "file.npy").shape == (29,)
